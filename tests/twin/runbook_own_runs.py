@@ -272,6 +272,7 @@ def down(scene: Scene) -> None:
     assert "unfinished-end" not in scene.findings()
 
 
+LOOKS_AT_ONE = 30  # one in twenty named an innocent node once
 SLOW = ("parallel.pipeline=1", "rehearsal.step_seconds=10", "rehearsal.log_scale=30")
 
 
@@ -291,6 +292,8 @@ def slow_node(scene: Scene) -> None:
     scene.until(lambda: "slow-node" not in scene.findings(), "ten steps without the slow node")
     inject(scene.twin, "slow-node", node=last)
     scene.until(lambda: scene.subjects("slow-node") == [last], f"{last} alone as the slow node")
+    named = {node for _ in range(LOOKS_AT_ONE) for node in scene.subjects("slow-node")}
+    assert named <= {last}, "the node whose rank waits is innocent in every look"
     scene.treat("slow-node", NODE=last)
     assert last not in scene.train().nodes
 

@@ -507,17 +507,26 @@ def _numbers(computing: Mapping[str, list[SlowRank]]) -> Iterator[tuple[str, str
 
 
 def _behind(beats: tuple[Heartbeat, ...], pace: float | None) -> Iterator[tuple[str, str]]:
+    """Nodes that are behind what other nodes had done by an earlier moment. A heartbeat that is older
+    than the others' tells of no lag: its node may have done as much since.
+    """
     if pace is None or not all(beat.is_own and beat.phase in TRAINING_PHASES for beat in beats):
         return
-    by_node = _by_node((beat.host, beat.iteration) for beat in beats)
-    usual = 0
-    if by_node:
-        usual = median_high(min(done) for done in by_node.values())
-    for node, iterations in by_node.items():
-        lag = usual - max(iterations)
-        ranks = counted(len(iterations), "rank is", "ranks are")
+    by_node = _by_node((beat.host, beat) for beat in beats)
+    for node, own in by_node.items():
+        newest = max(beat.time for beat in own)
+        done = [
+            min(beat.iteration for beat in theirs)
+            for other, theirs in by_node.items()
+            if other != node and all(beat.time <= newest for beat in theirs)
+        ]
+        if not done:
+            continue
+        usual, furthest = median_high(done), max(beat.iteration for beat in own)
+        lag = usual - furthest
         if lag >= BEHIND_ITERATIONS and lag * pace > BEHIND_SECONDS:
-            yield node, f"its {ranks} at iteration {max(iterations)}, the others at {usual}"
+            ranks = counted(len(own), "rank is", "ranks are")
+            yield node, f"its {ranks} at iteration {furthest}, the others at {usual}"
 
 
 def _warned(snapshot: Snapshot, nodes: tuple[str, ...]) -> Iterator[tuple[str, str]]:

@@ -144,6 +144,21 @@ def test_a_node_that_is_behind_is_named() -> None:
     )
 
 
+def test_an_older_heartbeat_is_no_lag() -> None:
+    """Heartbeats are a second apart, and a shared file system shows some of them late: by then the
+    node may have done what the others have.
+    """
+    course = at(700, begin=401, ranks=12)
+    beats = course.see().heartbeats
+    assert isinstance(beats, tuple)
+    before = min(beat.time for beat in beats) - 1.0
+    for ranks in ({4, 5, 6, 7}, {0, 1, 2, 3}):
+        late = moved(course, ranks, iteration=690, time=before)
+        assert findings(course.see(heartbeats=late)) == []
+        spoken = moved(course, ranks, iteration=690, time=before + 2.0)
+        assert names(course.see(heartbeats=spoken)) == ["slow-node"]
+
+
 def test_a_node_with_a_warning_is_suspected_only_while_slow() -> None:
     warned = (NodeWarning("n02", "throttling", "warning", "GPU 3 runs at 900 MHz"),)
     slow = at(700, begin=401, change=slower(690, 0.8)).see(node_warnings=warned)
