@@ -311,12 +311,19 @@ def list_alerts(
         bool, typer.Option("--all", help="Also incidents that are over.")
     ] = False,
 ) -> Outcome:
-    """Open alerts, the most severe first, with who looks after them. Asks no scheduler.
+    """Open alerts, the most severe first, with who looks after them. Asks no scheduler. In a folder
+    that holds runs, without --run: what `tr11 list` shows of them.
 
     Examples:
       tr11 alerts list
       tr11 alerts list --all --json
     """
+    if not context.has_card:
+        from tr11ops.cli.list_runs import runs_here
+
+        all_runs = runs_here(context, "alerts list")
+        if all_runs is not None:
+            return all_runs
     context.seen()
     state, left = in_time(
         lambda: (

@@ -305,7 +305,7 @@ def _submission(context: RunContext, job: LaunchJob, main: RunCard | None = None
     if not context.as_json:
         if main is not None:
             lines += difference_lines(main, job.card)
-        lines += view_lines(view)
+        lines += view_lines(view, context)
     value, nothing = launch_value(view, (), context.dry_run), None
     if view.exit_code:
         nothing = _refused(context, view, value)
@@ -339,7 +339,7 @@ def _send(context: RunContext, job: LaunchJob, view: LaunchView, main: RunCard |
     if not records:
         again = replace(again, checks=again.faults)
         refused = _refused(context, again, launch_value(again, (), False))
-        return replace(refused, lines=(*view_lines(again), *refused.lines))
+        return replace(refused, lines=(*view_lines(again, context), *refused.lines))
     if main is not None:
         keep_card(job, main)
     numbers = ", ".join(str(record.job_id) for record in records)

@@ -4,6 +4,7 @@ queue.
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
@@ -35,7 +36,7 @@ from tr11ops.observe.jobs import held_jobs
 from tr11ops.observe.look import facts_of, look_now, observe
 from tr11ops.queue.repair import Repair, RepairStep, plan_repair, plan_replacement
 from tr11ops.runcard.card import OwnCard, RunCard
-from tr11ops.runcard.check import PreflightCheck
+from tr11ops.runcard.check import Level, PreflightCheck, ok
 from tr11ops.rundir.exclusion import ExclusionLimit
 from tr11ops.rundir.hold_store import held_by_tr11
 from tr11ops.rundir.paths import Submission
@@ -68,7 +69,7 @@ def queue_change(job: LaunchJob, context: RunContext, replaces: bool) -> Change:
         view = check_launch(again)
         faults, code = tuple(str(check) for check in view.faults), view.exit_code
         if not context.as_json:
-            lines += ["", *view_lines(view)]
+            lines += ["", *view_lines(view, context)]
             if code:
                 lines.append("nothing was submitted")
 
@@ -216,9 +217,17 @@ def first_data_lines(card: RunCard) -> Iterator[str]:
         yield f"  {command}"
 
 
-def view_lines(view: LaunchView) -> Iterator[str]:
-    """The checks and the plan."""
-    yield from check_lines(view.checks)
+def view_lines(view: LaunchView, context: RunContext) -> Iterator[str]:
+    """The checks and the plan. Where a person reads it on a screen that has to hold the plan, all that
+    is fine is one line; --dry-run, a file and a pipe have each check.
+    """
+    checks = list(view.checks)
+    if context.as_shown or (sys.stdout.isatty() and not context.dry_run):
+        fine = [check for check in checks if check.level is Level.OK]
+        checks = [check for check in checks if check.level is not Level.OK]
+        count = counted(len(fine), "check is fine", "checks are fine")
+        yield from check_lines([ok(count, "`tr11 launch --dry-run` shows them")])
+    yield from check_lines(checks)
     if view.rows:
         yield ""
     for name, value in view.rows:

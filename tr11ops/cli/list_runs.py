@@ -13,14 +13,15 @@ import typer
 from tr11ops.base import deadline
 from tr11ops.base.deadline import late_words
 from tr11ops.base.errors import Late, WrongUsage
-from tr11ops.base.observed import cause
+from tr11ops.base.invocation import command_for
+from tr11ops.base.observed import cause, known, observed
 from tr11ops.base.units import plain
-from tr11ops.cli.common import RootsOption, directory_of
+from tr11ops.cli.common import RootsOption, directory_of, in_time
 from tr11ops.cli.progress import look_again
 from tr11ops.cli.runner import JSON, NO_RUN, SCHEDULER, Outcome, RunContext
 from tr11ops.observe.look import facts_of
 from tr11ops.observe.readers import SharedReaders
-from tr11ops.runcard.find import run_directories
+from tr11ops.runcard.find import DEEPEST_NAMED, run_directories
 from tr11ops.status.assessment import assess
 from tr11ops.status.extra_observations import observe_extra
 from tr11ops.status.run_list import ListedRun, RunList, newest_card
@@ -72,8 +73,7 @@ def list_runs(
         raise WrongUsage(f"--every {every:g} goes with --watch")
     if every is not None and not SHORTEST_WATCH_SECONDS <= every <= 86400:
         raise WrongUsage(f"--every {every:g}: must be between 1 and 86400 seconds")
-    uses = UseReader()
-    look = partial(_look_at_all, places, context.scheduler, uses)
+    look = partial(_look_at_all, places, context.scheduler, UseReader())
     if watch:
         return look_again(look, every or WATCH_SECONDS, context.as_json)
     seen = look()
@@ -81,6 +81,26 @@ def list_runs(
     if not seen.found.runs:
         notes = [f"no run was launched below {', '.join(map(str, places))}"]
     return Outcome(seen.document(), seen.lines(), notes, exit_code=seen.exit_code)
+
+
+def runs_here(context: RunContext, words: str, seconds: float | None = None) -> Outcome | None:
+    """What `tr11 list` answers, for a command about one run (`tr11 WORDS`) that names no card, and is
+    typed in a folder of runs; None where no run was launched below, or where a document of one run is
+    asked for. `seconds`: between two looks, None for one look.
+    """
+    here = Path()
+    if context.as_json or context.overrides:
+        return None
+    nearest = partial(next, run_directories(here, DEEPEST_NAMED), None)
+    if not known(in_time(partial(observed, nearest)), None):
+        return None
+    look = partial(_look_at_all, [here], context.scheduler, UseReader())
+    if seconds is not None:
+        return look_again(look, seconds, as_json=False)
+    seen = look()
+    first = seen.found.runs[0].directory.absolute()
+    notes = [f"one of them: {command_for(str(first), words)}"]
+    return Outcome(lines=seen.lines(), notes=notes, exit_code=seen.exit_code)
 
 
 class ListFrame(Record):

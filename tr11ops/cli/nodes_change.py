@@ -139,7 +139,7 @@ def exclude(
         )
 
     preview = _outcome("would-exclude", names, changes, may_exclude=left)
-    return Change(lines, f"Exclude {_shown(names)}?", apply, preview, unchanged="")
+    return Change(lines, f"Exclude {_shown(names)}?", apply, preview)
 
 
 def _refuse_too_many(
@@ -217,7 +217,7 @@ def _outcome(
     failed: Sequence[str] = (),
     may_exclude: int | None = None,
 ) -> Outcome:
-    """What was done; exit code 1 when a part of it could not be done.
+    """What was done; exit code 1 when a part of it could not be done. What would be done the plan says.
 
     `may_exclude`: how many more nodes may be excluded then.
     """
@@ -233,10 +233,13 @@ def _outcome(
     }
     if may_exclude is not None:
         value["may_exclude"] = may_exclude
+    done = []
+    if not action.startswith("would"):
+        done = [f"{action}: {','.join(names) or 'nothing'}"]
     return Outcome(
         value,
         notes=[f"tr11: {line}" for line in failed],
-        remarks=(f"{action}: {','.join(names) or 'nothing'}",),
+        remarks=done,
         exit_code=1 if failed else 0,
     )
 
@@ -299,7 +302,6 @@ def include(
         apply,
         _outcome("would-include", names, changes),
         prove=None if force else prove,
-        unchanged="",
     )
 
 

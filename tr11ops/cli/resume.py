@@ -268,7 +268,9 @@ def _missing(
     if goes_on or not stuck:
         return "", 0
     names = ", ".join(job.job_id for job in stuck)
-    by = "whoever held it" if todo.foreign else stuck[0].user
+    by = stuck[0].user
+    if todo.foreign:
+        by = "whoever held it"
     release = ""
     if run.edge.name == "slurm" and len(stuck) == 1:
         release = f" (`scontrol release {names}`)"
@@ -401,15 +403,17 @@ def _next(run: StopContext, view: StopView, todo: Undoing) -> str:
     queue = ", ".join(job.job_id for job in free)
     if view.running:
         names = ", ".join(job.job_id for job in view.running)
-        return f"job {names} trains on" + (
-            f"; then {queue}" if queue else "; nothing is queued behind it"
-        )
+        if queue:
+            return f"job {names} trains on; then {queue}"
+        return f"job {names} trains on; nothing is queued behind it"
     blocked = [
         job for job in free if job not in released and reason_of_job(job).wait != Wait.PASSES
     ]
     if queue and len(blocked) == len(free):
         row = reason_of_job(blocked[0])
-        who = "the site" if row.wait is Wait.SITE else "a person"
+        who = "a person"
+        if row.wait is Wait.SITE:
+            who = "the site"
         return f"{queue} waits for {who} ({blocked[0].reason}: {row.meaning})"
     if queue:
         limited = next((job for job in free if reason_of_job(job).cause is Cause.LIMIT), None)

@@ -197,7 +197,8 @@ def status(
     endpoint: EndpointOption = None,
     variant: VariantOption = None,
 ) -> Outcome:
-    """One screen: is the run healthy, and since when.
+    """One screen: is the run healthy, and since when. In a folder that holds runs, without --run: what
+    `tr11 list` shows of them.
 
     Exit code 0: healthy, starting, queued, finished, or stopped by someone; 1: stalled, down, or
     with a critical finding; 2: wrong usage; 3: it could not be observed.
@@ -241,6 +242,9 @@ def status(
         raise Refusal("--endpoint and --variant go with --remote OWNER/NAME", exit_code=2)
     if prometheus is not None and context.as_json:
         raise Refusal("--json and --prometheus are two forms of the same: give one", exit_code=2)
+    every = None
+    if watch:
+        every = seconds or WATCH_SECONDS
     if prometheus is not None:
         target = target_of(prometheus)
         if watch and isinstance(target, tuple):
@@ -251,8 +255,13 @@ def status(
         view = view_of(context, digests)
         if isinstance(target, tuple):
             return _serve(view, *target)
-        every = seconds or WATCH_SECONDS if watch else None
         return Outcome(exit_code=_write_metrics(view, target, every))
+    if not (context.has_card or digests):
+        from tr11ops.cli.list_runs import runs_here
+
+        all_runs = runs_here(context, "status", every)
+        if all_runs is not None:
+            return all_runs
     view = in_time(lambda: view_of(context, digests))
     if watch:
         from tr11ops.cli.progress import look_again

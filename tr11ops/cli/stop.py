@@ -319,7 +319,9 @@ class Kill(Record):
         elif standing is not None:
             lines.append(f"how:        {standing.stop}")
         if before is not None:
-            end = ", to end without saving" if before.kind == "kill-now" else ""
+            end = ""
+            if before.kind == "kill-now":
+                end = ", to end without saving"
             lines.append(
                 f"the kill switch is already set by {before}{end}: {self.run.directory.kill_switch}"
             )
@@ -363,7 +365,9 @@ class Kill(Record):
             say(way_on(run, view))
         action = "already-set"
         if self.is_new:
-            action = "set" if is_set else "asked-scheduler"
+            action = "asked-scheduler"
+            if is_set:
+                action = "set"
         document = self.document(action, endings, request, held, answered=self._answered(request))
         if unknown:
             return Outcome(
@@ -398,7 +402,9 @@ class Kill(Record):
             "kind": request.kind,
             "set": is_set,
         }
-        entry = "kill-switch-set" if is_set else "stop-asked"
+        entry = "stop-asked"
+        if is_set:
+            entry = "kill-switch-set"
         record(
             directory,
             entry,

@@ -57,7 +57,8 @@ def find_card(option: str | None, environment: Mapping[str, str], directory: Pat
         rule = "there is no tr11.toml here and neither --run nor $TR11_RUN is given"
         fix = f"write one with `tr11 init`, use --run PATH, or {_shipped_names()}"
         if runs := _runs_in(directory):
-            fix = f"`tr11 list` shows all that were launched; for one of them give --run {', --run '.join(runs)}"
+            names = ", --run ".join(runs)
+            fix = f"`tr11 list`, also with --json, shows all that were launched; for one of them give --run {names}"
         raise CardError(str(directory), [Problem("run card", None, rule, fix)])
     if "\0" not in named and (directory / named).exists():
         return directory / named

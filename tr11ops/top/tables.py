@@ -139,7 +139,9 @@ def runs_table(runs: Sequence[LookedAt]) -> TopTable:
 
 def _urgency(run: LookedAt) -> tuple[tuple[int, int], str]:
     if run.look is None:
-        word = VerdictWord.UNKNOWN if run.before is None else word_of(run.before.word)
+        word = VerdictWord.UNKNOWN
+        if run.before is not None:
+            word = word_of(run.before.word)
         return urgency(word, EXIT_CODES.get(word, 0)), run.name
     return urgency(*_seen(run)), run.name
 
@@ -157,12 +159,20 @@ def _run_cells(run: LookedAt) -> Iterator[str]:
         yield from _unseen_cells(run)
         return
     status = run.seen.status
-    mark = ", unwatched" if unwatched(status.verdict, status.watchdog_fault) else ""
+    mark = ""
+    if unwatched(status.verdict, status.watchdog_fault):
+        mark = ", unwatched"
     yield f"{status.verdict.value}{mark}"
     since = status.verdict_since
-    yield _length(None if since is None else status.age(since))
+    if since is None:
+        yield DASH
+    else:
+        yield duration(status.age(since))
     yield _or_dash(status.iteration)
-    yield DASH if status.loss is None else f"{status.loss:.4f}"
+    if status.loss is None:
+        yield DASH
+    else:
+        yield f"{status.loss:.4f}"
     yield _length(status.remaining_seconds)
     yield status.why
 
@@ -256,8 +266,12 @@ def _node_cells(node: NodeProgress) -> Iterator[str]:
         yield from (DASH, DASH)
         return
     yield f"{node.pace.seconds:.3g}"
-    times = DASH if node.pace.times_usual is None else f"{node.pace.times_usual:.2f}"
-    yield f"{times} slow" if node.is_slow else times
+    times = DASH
+    if node.pace.times_usual is not None:
+        times = f"{node.pace.times_usual:.2f}"
+    if node.is_slow:
+        times += " slow"
+    yield times
 
 
 def _phase(node: NodeProgress) -> str:

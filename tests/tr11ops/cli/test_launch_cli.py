@@ -11,6 +11,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import click
 import pytest
 import yaml
 from msgspec import to_builtins
@@ -23,6 +24,7 @@ from tests.tr11ops.launch.preflight_bench import MODEL
 from tests.tr11ops.launch.run_inputs import write_card, write_checkpoint
 from tr11ops.alerts.store import read_alert_state
 from tr11ops.base.errors import SchedulerUnreachable, SubmissionUnknown
+from tr11ops.base.invocation import PLAN_MARK
 from tr11ops.cli.launch import prepare
 from tr11ops.cluster.base import BatchRequest, Node
 from tr11ops.cluster.local import LocalScheduler
@@ -506,3 +508,37 @@ def test_launch_prints_the_objects_and_makes_nothing(bench: LocalBench) -> None:
     )
     bare = bench.tr11("launch", "--scheduler", "kubernetes", "--run", str(bench.card), "--dry-run")
     assert bare.code == 2 and "kubernetes: is missing; add: image" in bare.err
+
+
+# ----------------------------------------------------------------------------- on a screen
+def test_what_a_person_reads_before_a_launch_ends_with_the_plan_on_one_screen(
+    bench: LocalBench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A file has each check; a screen of 24 lines has what is unusual, then the whole plan."""
+
+    def lines(*words: str) -> list[str]:
+        return click.unstyle(bench.launch("--array", "1-3", *words).out).splitlines()
+
+    each = lines("--dry-run")
+    fine = [line for line in each if line.startswith("      ok  ")]
+    warned = [line.split(":")[0] for line in each if line.startswith(" warning")]
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True)
+    assert len([line for line in lines("--dry-run") if line.startswith("      ok  ")]) == len(fine)
+    shown = lines()
+    assert len(fine) > 10 and len(shown) < 24
+    plan = shown.index("")
+    said = " ".join(" ".join(shown[:plan]).split())
+    look = f"`tr11 launch --run {bench.card} --dry-run`"
+    assert said.startswith(f"ok {len(fine)} checks are fine: {look} shows them warning ")
+    assert warned == [line.split(":")[0] for line in shown if line.startswith(" warning")]
+    assert shown[plan + 1].split() == ["run", "small/main"]
+    assert shown[-1].startswith("submitted: job") or shown[-2].startswith("submitted: job")
+
+
+def test_a_plan_that_a_person_agrees_to_elsewhere_is_the_short_one_both_times(
+    bench: LocalBench,
+) -> None:
+    asked = bench.launch("--array", "1-3", "--dry-run", "--as-shown", "mark")
+    mark = asked.err.split(PLAN_MARK)[1].split()[0]
+    assert "checks are fine" in asked.out and asked.out.count("      ok  ") == 1
+    assert bench.launch("--array", "1-3", "--as-shown", mark).code == 0

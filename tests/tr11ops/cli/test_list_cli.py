@@ -56,6 +56,36 @@ def test_a_run_is_one_line_that_says_what_status_says(recorded: Path) -> None:
     assert (run["directory"], run["name"], run["variant"]) == ("run", "small", "main")
 
 
+def test_a_question_about_one_run_in_a_folder_of_runs_is_answered_for_all_of_them(
+    recorded: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The card of the recorded run does not count: it is asked from a folder without one."""
+
+    def answer(*words: str) -> tuple[int, str, str]:
+        code = execute([*words])
+        return (code, *capsys.readouterr())
+
+    with beside(recorded):
+        code, listed, _ = answer("list", *LOCAL)
+        Path("tr11.toml").rename("other.toml")
+        try:
+            for words, more in ((("status",), LOCAL), (("alerts", "list"), ())):
+                last = f"one of them: tr11 {' '.join(words)} --run {recorded / 'run'}\n"
+                assert answer(*words, *more) == (code, listed, last)
+                refused, text, said = answer(*words, "--json")
+                assert refused == 2 and "`tr11 list`, also with --json," in said + text
+            assert answer("status", "--set", "run.name=x", *LOCAL)[0] == 2
+        finally:
+            Path("other.toml").rename("tr11.toml")
+
+
+def test_a_question_about_one_run_where_none_is_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert typed(("status", *LOCAL))[0] == typed(("alerts", "list"))[0] == 2
+
+
 def test_what_a_starting_run_lost_is_no_progress() -> None:
     starting = snapshot(heartbeats=beats(phase="loading"), checkpoints=checkpoints(31200))
     for seen, words in ((starting, "31200/115311"), (snapshot(), "31219/115311")):

@@ -170,7 +170,10 @@ def test_the_folder_of_all_runs_names_them(home: Path, tmp_path: Path) -> None:
     keep_run(tmp_path / "all of team a", "launched")
     said = refusal_in(tmp_path)
     runs = "--run cards/tr11.toml, --run 'all of team a/run'"
-    assert f"`tr11 list` shows all that were launched; for one of them give {runs}" in said
+    assert (
+        f"`tr11 list`, also with --json, shows all that were launched; for one of them give {runs}"
+        in said
+    )
     assert len(said.splitlines()) == 1
 
 
