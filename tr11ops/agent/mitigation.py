@@ -24,12 +24,18 @@ from tr11ops.observe.files import read_details
 from tr11ops.observe.liveness import gone_host, has_lost_its_host, seconds_to_wait
 from tr11ops.observe.look import facts_of, observe
 from tr11ops.queue.queued_jobs import PendingChanges, PendingJobs
-from tr11ops.rundir.attempts import SUPERSEDED, AttemptVerdict, attempts_before
+from tr11ops.rundir.attempts import (
+    SUPERSEDED,
+    AttemptVerdict,
+    attempts_before,
+    attempts_without_verdict,
+)
 from tr11ops.rundir.exclusions import AUTOMATIC_OWNER, publish
 from tr11ops.rundir.hold_store import forget_holds, record_holds
 from tr11ops.rundir.journal import Journal
 from tr11ops.rundir.paths import RunDirectory, Submission
 from trainer.contract.attempt import EXIT_FINE
+from trainer.contract.paths import ATTEMPT_FILE
 from trainer.contract.record import Record
 
 
@@ -301,12 +307,9 @@ def concurrent_attempt(context: AttemptContext, scheduler: Scheduler) -> Concurr
     task starts. If the dead node was the batch host, no script ends the job any more, and it holds
     its other nodes for ever; its trainers may live on.
     """
-    for folder, verdict in attempts_before(context.directory.paths, context.job_id):
-        if verdict is not None and verdict.reason == SUPERSEDED:
+    for folder in attempts_without_verdict(context.directory.paths, context.job_id):
+        if read_details(folder / ATTEMPT_FILE).get("submission") != context.submission:
             continue
-        record = read_details(folder / "attempt.json")
-        if verdict is not None or record.get("submission") != context.submission:
-            return None
         try:
             job = scheduler.job(folder.name)
         except SchedulerError:

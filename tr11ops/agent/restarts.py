@@ -11,7 +11,7 @@ from pathlib import Path
 from tr11ops.base.errors import SchedulerError
 from tr11ops.cluster.base import JobState, Scheduler
 from tr11ops.observe.files import read_details
-from tr11ops.rundir.attempts import attempts_before
+from tr11ops.rundir.attempts import attempts_without_verdict
 from tr11ops.rundir.paths import RunDirectory
 from trainer.contract.record import Record
 
@@ -49,15 +49,14 @@ def waiting_start_before(
     """The attempt just before `job_id`, where its job waits to be started again: of an array, the next
     task may come between. None where that is not so, or not known.
     """
-    newest = next(attempts_before(directory.paths, job_id), None)
-    if newest is None or scheduler is None:
+    folder = next(attempts_without_verdict(directory.paths, job_id), None)
+    if folder is None or scheduler is None:
         return None
-    folder, verdict = newest
     try:
         job = scheduler.job(folder.name)
     except SchedulerError:
         return None
-    if verdict is not None or job is None or job.state is not JobState.PENDING:
+    if job is None or job.state is not JobState.PENDING:
         return None
     nodes = tuple(read_details(folder / "attempt.json").get("nodes") or ())
     return EarlierStart(folder.name, nodes)

@@ -337,11 +337,15 @@ def _target(
     entry = catalogue.at(step)
     if entry is None:
         there = catalogue.checkpoints
-        which = "there is none"
-        if there:
-            newest = ", ".join(str(other.step) for other in there[-4:])
-            which = f"there are {len(there)}, the newest {newest}"
-        raise NotPossible(f"{catalogue.folder / checkpoint_name(step)} does not exist; {which}")
+        if not there:
+            raise NotPossible(
+                f"{catalogue.folder} holds no checkpoint: there is nothing to go back to; `tr11 checkpoint-now` "
+                "saves one while it trains, `tr11 backup restore` brings a copy back"
+            )
+        newest = ", ".join(str(other.step) for other in there[-4:])
+        raise NotPossible(
+            f"{catalogue.folder / checkpoint_name(step)} does not exist; there are {len(there)}, the newest {newest}"
+        )
     if not record.usable([step]):
         raise NotPossible(
             f"step {step} was discarded by an earlier roll-back; go back to another one"

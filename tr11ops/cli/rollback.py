@@ -105,11 +105,11 @@ def rollback(
         wanted = _parse_skip(skip)
     run = run_to_stop(context)
     view = run.look()
-    _refuse_a_living_trainer(run, view)
     record = _read_record(run)
     if step is None and not undo and record.pending is None:
         raise WrongUsage("go back to which step? Give one (tr11 checkpoints list), or --undo")
     if record.pending is not None:
+        _refuse_a_living_trainer(run, view)
         finished = carry_out(context, _end_of(run, view, record, context))
         if step is None and not undo:
             return finished
@@ -117,6 +117,8 @@ def rollback(
     plan = _plan(
         run, view, record=record, step=step, skip=wanted, catalogue=open_catalogue(run.card)
     )
+    # after the plan: no training is to be stopped for what cannot be done
+    _refuse_a_living_trainer(run, view)
     wider = _wider_skip(run, plan)
     lines = [*_lines(plan), *_queue_lines(view, plan)]
     if wider is not None:

@@ -513,6 +513,13 @@ def attempts_before(paths: RunPaths, job_id: str) -> Iterator[tuple[Path, Attemp
             yield folder, None
 
 
+def attempts_without_verdict(paths: RunPaths, job_id: str) -> Iterator[Path]:
+    """Of these, the ones that have not said how they ended: they were killed, wait to be started
+    again, or run. One that began before them may have ended after they began.
+    """
+    return (folder for folder, verdict in attempts_before(paths, job_id) if verdict is None)
+
+
 def _last_written(folder: Path) -> float:
     for path in (folder / VERDICT_FILE, folder / "attempt.json", folder):
         try:

@@ -5,6 +5,7 @@ directions.
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import threading
 import time
@@ -19,10 +20,11 @@ from msgspec.structs import replace
 from tests.tr11ops.agent.queues import Queue, job
 from tests.tr11ops.launch.run_inputs import write_card
 from tests.tr11ops.status_cases import NOW, running, snapshot
+from tr11ops.agent import mitigation
 from tr11ops.agent.allocation import Allocation
 from tr11ops.agent.attempt_context import AttemptContext
 from tr11ops.agent.controller import Controller
-from tr11ops.agent.mitigation import ConcurrentAttempt, Mitigation
+from tr11ops.agent.mitigation import ConcurrentAttempt, Mitigation, concurrent_attempt
 from tr11ops.agent.recurrence import NodeFault
 from tr11ops.agent.step import LineTee
 from tr11ops.base.errors import SchedulerError
@@ -397,3 +399,23 @@ def test_a_batch_host_is_gone_only_where_the_scheduler_says_so_now(
     attempts = (Attempt("1007", NOW, None, "1000_7", nodes=("n01", "n02")),)
     job = running(nodes=("n02",))
     assert gone_host(snapshot(jobs=(job,), nodes=nodes, attempts=attempts), job) == gone
+
+
+@pytest.mark.parametrize("submission_of_older", ["", "another"])
+def test_an_attempt_that_trains_is_seen_though_an_older_one_ended_after_its_start(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch, submission_of_older: str
+):
+    """The older one had lost its batch host: the newer one waited for it to save and leave."""
+    paths = scene.directory.paths
+    for name, submission in (("5", submission_of_older), ("6", "")):
+        paths.attempt(name).mkdir(parents=True)
+        (paths.attempt(name) / ATTEMPT_FILE).write_text(json.dumps({"submission": submission}))
+    os.utime(paths.attempt("6") / ATTEMPT_FILE, (1.0, 1.0))
+    of_failure("its batch host was lost", 5, 5).write(paths.attempt("5"))
+    training = running(raw_id="6")
+    monkeypatch.setattr(mitigation, "observe", lambda *_: snapshot(jobs=(training,), attempts=()))
+    scheduler: Any = SimpleNamespace(job={"6": training}.get)
+    other = concurrent_attempt(scene.context, scheduler)
+    assert other is not None and (other.job_id, other.is_zombie) == ("6", False)
+    of_failure("the time limit", 6, 6).write(paths.attempt("6"))
+    assert concurrent_attempt(scene.context, scheduler) is None

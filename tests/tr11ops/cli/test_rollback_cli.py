@@ -142,6 +142,35 @@ def test_wrong_words(bench: LocalBench, words: tuple[str, ...], code: int, says:
     assert answer.code == code and says in answer.err + answer.out
 
 
+@pytest.mark.parametrize("words", [("4",), ("4", "--dry-run"), ("4", "--skip", "5-", "--yes")])
+@pytest.mark.parametrize("lives", [True, False])
+def test_before_the_first_save_it_says_that_there_is_nothing_to_go_back_to(
+    bench: LocalBench, words: tuple[str, ...], lives: bool
+) -> None:
+    """Also of a training that runs: no one is asked to stop it for that."""
+    directory = run_directory(bench)
+    directory.paths.checkpoints.mkdir(parents=True)
+    if lives:
+        running(bench, "exec sleep 600")
+    answer = rollback(bench, *words)
+    assert (answer.code, answer.out, len(answer.err.splitlines())) == (1, "", 1)
+    assert (
+        f"{directory.paths.checkpoints} holds no checkpoint: there is nothing to go" in answer.err
+    )
+    assert "`tr11 checkpoint-now" in answer.err and "tr11 kill" not in answer.err
+    assert answer.err.endswith("Nothing was changed\n") and not list(
+        directory.paths.checkpoints.iterdir()
+    )
+
+
+def test_a_training_is_not_to_be_stopped_for_what_cannot_be_done(bench: LocalBench) -> None:
+    saved(bench)
+    running(bench, "exec sleep 600")
+    answer = rollback(bench, "3", "--yes")
+    assert answer.code == 1 and "global_step3 does not exist" in answer.err
+    assert "stop it first" in rollback(bench, "4", "--yes").err
+
+
 def test_a_damaged_step_is_found_out_before_anything_is_renamed(bench: LocalBench) -> None:
     directory = saved(bench)
     (directory.paths.checkpoints / "global_step4" / "weights" / "part.bin").write_bytes(
