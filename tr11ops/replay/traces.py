@@ -14,6 +14,7 @@ import lzma
 import random
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from datetime import UTC, datetime
 from enum import StrEnum
 from operator import attrgetter
@@ -23,6 +24,7 @@ from typing import Any
 from msgspec.structs import replace
 
 from tr11ops.base.errors import WrongUsage
+from tr11ops.base.observed import cause
 from tr11ops.base.units import counted, duration
 from trainer.contract.record import Record
 
@@ -118,34 +120,49 @@ def read_trace(path: Path, system: str = "") -> Trace:
         raise WrongUsage(
             f"{path}: there is no such file; docs/how-to/replay.md says where traces are"
         ) from None
-    except (OSError, lzma.LZMAError, UnicodeDecodeError) as error:
-        raise WrongUsage(f"{path}: it cannot be read as a trace: {error}") from None
+    except (OSError, EOFError, lzma.LZMAError, UnicodeDecodeError) as error:
+        raise WrongUsage(f"{path}: it cannot be read as a trace: {cause(error)}") from None
+    is_of_servers = text.lstrip().startswith("[")
+    if is_of_servers and system:
+        raise WrongUsage(f"--system {system}: {path} is of one cluster; leave it out")
     try:
-        if text.lstrip().startswith("["):
+        if is_of_servers:
             return _gpu_servers(path, json.loads(text))
-        return _lanl(path, list(csv.DictReader(text.splitlines())), system)
-    except (ValueError, KeyError, TypeError) as error:
+        return _lanl(path, csv.DictReader(text.splitlines()), system)
+    except ValueError as error:
         raise WrongUsage(
             f"{path}: it is neither a fault trace of InfiniteHBD-Trace (JSON) nor LANL's failures "
-            f"(CSV): {type(error).__name__}: {error}"
+            f"(CSV): {error}"
         ) from None
 
 
+@contextmanager
+def _reading(part: str) -> Iterator[None]:
+    """Raises ValueError, which names the part of the file, where it is not as it must be."""
+    try:
+        yield
+    except KeyError as error:
+        raise ValueError(f"{part} has no {error}") from None
+    except (ValueError, TypeError) as error:
+        raise ValueError(f"{part}: {error}") from None
+
+
 def _gpu_servers(path: Path, events: Sequence[Mapping[str, Any]]) -> Trace:
-    """Raises ValueError, KeyError, TypeError for what is no such trace."""
+    """Raises ValueError for what is no such trace."""
     faults: list[Fault] = []
     begun: dict[tuple[str, str], float] = {}
-    for event in events:
-        about = event["fault_type"]
-        node, when = str(event["node_id"]), float(event["event_time"]) * DAY
-        key = (node, f"{about['Class']}: {about['Desc']}")
-        if event["event_type"] == "fault_start":
-            begun[key] = when
-            continue
-        if key not in begun:
-            raise ValueError(f"the end of {key[1]!r} on {node} has no beginning")
-        kind = _kind(about["Class"], about["Desc"])
-        faults.append(Fault(node, begun.pop(key), end=when, kind=kind, what=key[1]))
+    for number, event in enumerate(events, 1):
+        with _reading(f"event {number}"):
+            about = event["fault_type"]
+            node, when = str(event["node_id"]), float(event["event_time"]) * DAY
+            key = (node, f"{about['Class']}: {about['Desc']}")
+            if event["event_type"] == "fault_start":
+                begun[key] = when
+                continue
+            if key not in begun:
+                raise ValueError(f"the end of {key[1]!r} on {node} has no beginning")
+            kind = _kind(about["Class"], about["Desc"])
+            faults.append(Fault(node, begun.pop(key), end=when, kind=kind, what=key[1]))
     if not faults:
         raise ValueError("it holds no fault")
     named = sorted({fault.node for fault in faults})
@@ -173,35 +190,48 @@ LEAST_NODES = 128
 _MOMENT = "%m/%d/%Y %H:%M"
 
 
-def _lanl(path: Path, rows: Sequence[Mapping[str, str]], system: str) -> Trace:
-    """Raises ValueError, KeyError for what is no such list, WrongUsage for an unknown cluster."""
-    sizes = {row["System"]: int(row["nodes"] or 0) for row in rows}
+def _lanl(path: Path, reader: csv.DictReader[str], system: str) -> Trace:
+    """Raises ValueError for what is no such list, WrongUsage for an unknown cluster."""
+    rows: list[tuple[str, Mapping[str, str]]] = []
+    sizes: dict[str, int] = {}
+    for row in reader:
+        line = f"line {reader.line_num}"
+        with _reading(line):
+            if None in row.values():
+                raise ValueError("it has fewer columns than the first line")
+            sizes[row["System"]] = int(row["nodes"] or 0)
+        rows.append((line, row))
     if not sizes:
         raise ValueError("it holds no failure")
-    counts = Counter(row["System"] for row in rows if sizes[row["System"]] >= LEAST_NODES)
-
+    counts = Counter(row["System"] for _, row in rows if sizes[row["System"]] >= LEAST_NODES)
+    there = ", ".join(sorted(sizes, key=int))
+    if not counts and not system:
+        raise WrongUsage(
+            f"{path}: no cluster has {LEAST_NODES} nodes; --system names one of {there}"
+        )
     wanted = system or counts.most_common(1)[0][0]
     if wanted not in sizes:
-        raise WrongUsage(f"--system {system}: {path} has {', '.join(sorted(sizes, key=int))}")
-    own = [row for row in rows if row["System"] == wanted and row["Prob Started"]]
-    first = min(map(_started, own))
-    faults = [_lanl_fault(row, first) for row in own]
+        raise WrongUsage(f"--system {system}: {path} has {there}")
+    faults: list[Fault] = []
+    for line, row in rows:
+        if row["System"] == wanted and row["Prob Started"]:
+            with _reading(line):
+                faults.append(_lanl_fault(row))
+    first = min((fault.start for fault in faults), default=0.0)
+    last = max((fault.end for fault in faults), default=0.0) - first
+    faults = [replace(one, start=one.start - first, end=one.end - first) for one in faults]
     nodes = tuple(f"node-{number:04d}" for number in range(sizes[wanted]))
-    last = max(fault.end for fault in faults)
     return Trace(f"{path.name}, system {wanted}", nodes, last, _in_order(faults), is_in_order=True)
 
 
-def _started(row: Mapping[str, str]) -> datetime:
-    return datetime.strptime(row["Prob Started"], _MOMENT).replace(tzinfo=UTC)
-
-
-def _lanl_fault(row: Mapping[str, str], first: datetime) -> Fault:
-    start = (_started(row) - first).total_seconds()
-    cause = next((name for name in LANL_KINDS if row[name]), "Undetermined")
+def _lanl_fault(row: Mapping[str, str]) -> Fault:
+    """In seconds since the epoch."""
+    start = datetime.strptime(row["Prob Started"], _MOMENT).replace(tzinfo=UTC).timestamp()
+    said = next((name for name in LANL_KINDS if row[name]), "Undetermined")
     minutes = float(row["Down Time"] or 0)
     node = f"node-{int(row['nodenumz']):04d}"
-    what = f"{cause}: {row[cause] or 'not said'}"
-    return Fault(node, start, end=start + 60 * minutes, kind=LANL_KINDS[cause], what=what)
+    what = f"{said}: {row[said] or 'not said'}"
+    return Fault(node, start, end=start + 60 * minutes, kind=LANL_KINDS[said], what=what)
 
 
 def _in_order(faults: Iterable[Fault]) -> tuple[Fault, ...]:

@@ -75,6 +75,31 @@ def test_what_is_no_trace_is_said_in_one_line(tmp_path: Path, text: str) -> None
         read_trace(path)
 
 
+@pytest.mark.parametrize(
+    ("line", "says"),
+    [
+        ("garbage,line", "line 4: it has fewer columns than the first line"),
+        (LANL.splitlines()[1].replace("/", "-"), "line 4: time data .* does not match"),
+    ],
+)
+def test_a_broken_line_is_named(tmp_path: Path, line: str, says: str) -> None:
+    path = tmp_path / "lanl.csv"
+    path.write_text("\n".join([*LANL.splitlines()[:3], line, *LANL.splitlines()[3:]]))
+    with pytest.raises(WrongUsage, match=says):
+        read_trace(path)
+
+
+def test_which_cluster_is_asked_for_must_be_there_to_choose(tmp_path: Path) -> None:
+    path = tmp_path / "lanl.csv"
+    path.write_text(LANL.replace(",256,", ",64,").replace(",164,", ",64,"))
+    with pytest.raises(WrongUsage, match=r"no cluster has 128 nodes; --system names one of 8, 20"):
+        read_trace(path)
+    assert len(read_trace(path, system="20").nodes) == 64
+    servers = write_trace(tmp_path / "t.json", ("a", 1.0, 1.5, ECC))
+    with pytest.raises(WrongUsage, match=r"--system 20: .* is of one cluster"):
+        read_trace(servers, system="20")
+
+
 def test_a_file_that_is_not_there(tmp_path: Path) -> None:
     with pytest.raises(WrongUsage, match="there is no such file"):
         read_trace(tmp_path / "none")
