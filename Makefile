@@ -13,7 +13,7 @@ help:
 	@echo "make demo    corpus, tokenizer, a 2x2x2-parallel training in three array tasks, resume, kill switch, status"
 	@echo "make test    all tests, on a real Slurm of this machine when it can be installed"
 	@echo "make base-pythons  the base install without torch, on each Python from 3.11 to 3.14 (3.14 is fetched where it is not here)"
-	@echo "make slurm-versions  the tests that need a Slurm on 22.05, 24.11 and 26.05; a table; an hour"
+	@echo "make slurm-versions  the tests that need a Slurm on 22.05, 24.11 and 26.05; a table; two hours"
 	@echo "make soak    the tests that take long: a hundred kills in mid-save, an hour of drawn faults"
 	@echo "make chaos   25 faults of nodes, site, disk and controller under a rehearsal on a twin, in ten minutes; TR11_SCENARIO=FILE gives a course again"
 	@echo "make walk    ten minutes of a random walk through saves, copies, damage and prunes: nothing may be lost"

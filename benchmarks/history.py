@@ -17,6 +17,7 @@ from pathlib import Path
 from msgspec.structs import replace
 from rich.console import Console
 
+import tests.plugins.ending  # noqa: F401  ended as by Ctrl-C: no twin is left behind
 from tests.twin.chronicle import Chronicler, EventRow, chronicle
 from tests.twin.fault_scenario import FaultEvent, FaultScenario, read_scenario
 from tests.twin.history_page import KEPT, History, read_history, write_pages
@@ -24,6 +25,7 @@ from tr11ops.base.errors import TwinError
 from tr11ops.twin.faults import heal
 from tr11ops.twin.plan import TwinPlan
 from tr11ops.twin.twin import Twin
+from trainer.config.base import CardError
 from trainer.contract.documents import document
 
 SCENARIO = Path(__file__).parents[1] / "tests" / "twin" / "scenarios" / "tr11-176b.toml"
@@ -52,7 +54,10 @@ def main(words: Sequence[str]) -> int:
     parser.add_argument("--tasks", type=int, default=LATER_TASKS, help="of the array, with --only")
     asked = parser.parse_args(words)
     if not asked.page:
-        history = _play(_asked(asked))
+        try:
+            history = _play(_asked(asked))
+        except (TwinError, CardError) as error:
+            parser.error(str(error))
         if asked.trial:
             return int(bool(history.wrong))
         if asked.only:
@@ -66,17 +71,24 @@ def main(words: Sequence[str]) -> int:
 
 
 def _asked(asked: argparse.Namespace) -> FaultScenario:
+    """Raises TwinError for what cannot be played."""
     scenario = read_scenario(asked.scenario)
     if asked.nodes is not None:
+        if not 1 <= asked.nodes <= scenario.nodes:
+            raise TwinError(
+                f"--nodes {asked.nodes}: must be 1 to the {scenario.nodes} of the scenario"
+            )
         scenario = replace(scenario, nodes=asked.nodes)
     if asked.only:
         events = tuple(
             one for one in scenario.events if any(words in one.title for words in asked.only)
         )
         if not events:
-            raise SystemExit(
+            raise TwinError(
                 f"--only {asked.only[0]}: no event of {asked.scenario} has that in its title"
             )
+        if asked.tasks < 1:
+            raise TwinError(f"--tasks {asked.tasks}: must be 1 or more")
         scenario = replace(scenario, events=events, tasks=asked.tasks)
     return scenario
 

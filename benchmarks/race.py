@@ -91,7 +91,10 @@ def drawn_window(seed: int) -> Window:
 def main(words: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--draws", type=int, default=20)
-    draws = range(parser.parse_args(words).draws)
+    asked = parser.parse_args(words)
+    if asked.draws < 1:
+        parser.error(f"--draws {asked.draws}: must be 1 or more")
+    draws = range(asked.draws)
     table = Table("", "minutes, median of the draws", "least to most", "launches", "people's acts")
     for name, changes in CHANGES:
         races = [Race(seed, replace(OURS, **changes)).run() for seed in draws]

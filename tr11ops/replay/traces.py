@@ -213,10 +213,10 @@ def _lanl(path: Path, reader: csv.DictReader[str], system: str) -> Trace:
     if wanted not in sizes:
         raise WrongUsage(f"--system {system}: {path} has {there}")
     faults: list[Fault] = []
-    for line, row in rows:
-        if row["System"] == wanted and row["Prob Started"]:
+    for line, failure in rows:
+        if failure["System"] == wanted and failure["Prob Started"]:
             with _reading(line):
-                faults.append(_lanl_fault(row))
+                faults.append(_lanl_fault(failure))
     first = min((fault.start for fault in faults), default=0.0)
     last = max((fault.end for fault in faults), default=0.0) - first
     faults = [replace(one, start=one.start - first, end=one.end - first) for one in faults]
