@@ -154,7 +154,7 @@ class FaultJudge:
 
     def _node(self, event: FaultEvent) -> str:
         used = self.run.launches()[-1]["nodes"]
-        job = next(job for job in self.jobs() if job.state.is_active)
+        job = self._running()
         if event.target == "batch host":
             return job.nodes[0]
         if event.target == "spare":
@@ -178,6 +178,17 @@ class FaultJudge:
         # here
         fitting = [name for name in used if name not in suspected or event.expect.is_out]
         return _picked(fitting, event.pick)
+
+    def _running(self) -> Job:
+        """The run's job; from one task of the array to the next there may be none."""
+        found: list[Job] = []
+
+        def is_there() -> bool:
+            found[:] = [job for job in self.jobs() if job.state.is_active]
+            return bool(found)
+
+        self.until(is_there, "a job that runs")
+        return found[0]
 
     def _ended(self, launches: int) -> bool:
         # what is queued may wait for the end of a job that has lost its batch host

@@ -274,7 +274,13 @@ class Scene:
         ]
 
     def running(self) -> Job:
-        return next(job for job in self.jobs() if job.state.is_active)
+        """Its job; from one task of an array to the next there may be none, and it is waited for."""
+        found = self.until(
+            lambda: next((job for job in self.jobs() if job.state.is_active), None),
+            "a job that runs",
+        )
+        assert found is not None
+        return found
 
     def until(self, condition: Callable[[], Found], what: str) -> Found:
         """Wait; what did not come in time is shown with what can be seen of the run."""

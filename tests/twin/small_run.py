@@ -15,7 +15,7 @@ import pytest
 
 from tests.tr11ops.launch.run_inputs import write_dataset
 from tests.twin.rehearsal_inputs import CARD, steps_of
-from tests.waiting import end_of_file, until
+from tests.waiting import Found, end_of_file, until
 from tr11ops.cli.main import execute
 from tr11ops.cluster.base import BatchRequest, Job, JobState
 from tr11ops.cluster.slurm import SlurmScheduler
@@ -78,7 +78,7 @@ class SmallRun:
         return [job for job in self.jobs() if not job.state.is_final]
 
     def queued(self) -> Job:
-        return next(job for job in self.jobs() if job.state is JobState.PENDING)
+        return self._first_in(JobState.PENDING)
 
     def pending_tasks(self) -> set[int | None]:
         """The tasks of its array that wait, those that went back into the queue among them."""
@@ -86,7 +86,16 @@ class SmallRun:
         return {task for job in waiting for task in job.pending_tasks or (job.task_id,)}
 
     def running(self) -> Job:
-        return next(job for job in self.jobs() if job.state is JobState.RUNNING)
+        return self._first_in(JobState.RUNNING)
+
+    def _first_in(self, state: JobState) -> Job:
+        """Of its jobs in this state; it is waited for: from one task of an array to the next there may
+        be none.
+        """
+        return self.wait(
+            lambda: next((job for job in self.jobs() if job.state is state), None),
+            f"a job that is {state}",
+        )
 
     def attempts(self) -> list[str]:
         """Numbers of the attempts that got as far as a folder."""
@@ -112,8 +121,10 @@ class SmallRun:
         )
 
     # ------------------------------------------------------------------ waiting
-    def wait(self, condition: Callable[[], object], what: str) -> None:
-        until(condition, what, pause=0.2, context=lambda: end_of_file(self.paths.main_log))
+    def wait(self, condition: Callable[[], Found | None], what: str) -> Found:
+        found = until(condition, what, pause=0.2, context=lambda: end_of_file(self.paths.main_log))
+        assert found is not None
+        return found
 
     def wait_for_verdict(self, attempt: str) -> None:
         self.wait(

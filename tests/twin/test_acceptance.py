@@ -20,6 +20,7 @@ import pytest
 from tests.plugins.twin_fixture import require_slurm
 from tests.twin.operation import Operation
 from tests.twin.rehearsal_inputs import steps_of
+from tests.waiting import until
 from tr11ops.cluster.slurm import SlurmScheduler
 from tr11ops.twin.fault_effects import FOREIGN_REASON
 from tr11ops.twin.faults import active, heal, inject
@@ -52,16 +53,14 @@ def stage(whole_stage: Twin) -> Iterator[Twin]:
 def end_all(twin: Twin) -> None:
     heal(twin)
     slurm = SlurmScheduler(twin.environment)
-    deadline = time.monotonic() + 300
-    while True:
+
+    def is_idle() -> bool:
         jobs = [job for job in slurm.jobs() if not job.state.is_final]
         for job in jobs:
             slurm.cancel(job.raw_id if job.array_id is None else job.array_id)
-        states = set((twin.node_states() or {"": ""}).values())
-        if not jobs and states == {"idle"}:
-            return
-        assert time.monotonic() < deadline, (jobs, states)
-        time.sleep(0.3)
+        return not jobs and set((twin.node_states() or {"": ""}).values()) == {"idle"}
+
+    until(is_idle, "an idle twin", pause=0.3, context=lambda: (slurm.jobs(), twin.node_states()))
 
 
 @pytest.fixture

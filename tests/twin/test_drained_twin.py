@@ -114,7 +114,11 @@ def test_what_needs_drained_nodes_is_queued_and_the_site_is_asked(
 
     code, said = type_it("launch", "--scheduler", "slurm", "--replace", "--yes", *FIVE)
     assert code == 0, said
-    until(lambda: queued(slurm).raw_id != first.raw_id, "the new array alone", context=slurm.jobs)
+    until(
+        lambda: first.raw_id not in {job.raw_id for job in slurm.jobs() if not job.state.is_final},
+        "the new array alone",
+        context=slurm.jobs,
+    )
     assert queued(slurm).pending_tasks == (1, 2, 3)
 
 

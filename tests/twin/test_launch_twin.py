@@ -10,7 +10,6 @@ import re
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -19,11 +18,12 @@ import pytest
 from msgspec.structs import replace
 
 from tests.tr11ops.launch.run_inputs import write_card
-from tests.twin.small_run import enter
+from tests.twin.small_run import enter, job_in
+from tests.waiting import until
 from tr11ops.base.errors import SubmissionUnknown
 from tr11ops.cli.launch import prepare
 from tr11ops.cli.main import execute
-from tr11ops.cluster.base import BatchRequest, Job
+from tr11ops.cluster.base import BatchRequest, Job, JobState
 from tr11ops.cluster.slurm import SlurmScheduler
 from tr11ops.launch.plan import render_script
 from tr11ops.launch.session import carry_out, check_launch
@@ -75,10 +75,7 @@ def test_an_array_is_submitted_once_and_queued_behind(
             gpus_per_node=8,
         )
     )
-    deadline = time.monotonic() + 300
-    while (job := slurm.job(blocker)) is None or not job.state.is_active:
-        assert time.monotonic() < deadline
-        time.sleep(0.1)
+    job_in(slurm, blocker, [JobState.RUNNING], place)
     code, out, err = launch(capsys, "--array", "1-3", "--exclude", nodes[0], "--json", "--set", "slurm.gpus_per_node=8",
                             "--set", "slurm.workers_per_node=1")  # fmt: skip
     assert code == 0, out + err
@@ -142,10 +139,7 @@ def test_slurm_reads_the_same_options_from_the_script(
         env=dict(os.environ),
     )
     number = re.findall(r"\d+", done.stdout)[-1]
-    deadline = time.monotonic() + 300
-    while (job := slurm.job(number)) is None or not job.state.is_final:
-        assert time.monotonic() < deadline, job
-        time.sleep(0.1)
+    job = job_in(slurm, number, [JobState.COMPLETED], folder)
     assert job.exit_code == 0 and job.comment == request.comment
     assert f"IN {folder}\n" in (folder / f"by-hand-{number}.out").read_text()
 
@@ -201,10 +195,7 @@ def test_a_controller_frozen_while_sent_to_never_gives_two_jobs(
         for _ in range(2):  # a person who tries again while nothing answers
             silent = check_launch(job)
             assert silent.exit_code == 3 and silent.plan is None
-    deadline = time.monotonic() + 300
-    while not (found := living(slurm, "small")):
-        assert time.monotonic() < deadline
-        time.sleep(0.2)
+    found = until(lambda: living(slurm, "small"), "the job that was sent", context=slurm.jobs)
     for _ in range(2):  # and again, once it does
         code, out, _ = launch(
             capsys, "--array", "1-3", *(word for value in words for word in ("--set", value))

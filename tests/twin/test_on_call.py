@@ -83,10 +83,13 @@ def test_the_page_is_a_shift(scene: Scene) -> None:
     archived(scene, first)
     scene.shell(f"tr11 backup run {first} --to store")
     assert saved_now(scene) > first
+    began = time.time()
     typist.type("Roll back", STEP=str(first))
     scene.until(
-        lambda: any(step["iteration"] == first + 1 for step in scene.steps()[-50:]),
-        "the step after it",
+        lambda: any(
+            step["iteration"] == first + 1 and step["time"] > began for step in scene.steps()
+        ),
+        "the step after it, trained again",
     )
 
     scene.shell("tr11 kill --now --wait --yes")
