@@ -34,7 +34,6 @@ from torch.distributed.pipelining import PipelineStage
 from torch.distributed.pipelining import schedules as torchs
 from torch.nn import functional
 
-import trainer.model.gpt
 from tr11ops.agent.allocation import free_port
 from trainer.config.card import TrainerConfig
 from trainer.config.deepspeed_settings import deepspeed_settings
@@ -42,7 +41,7 @@ from trainer.contract.record import Record
 from trainer.engine import Engine
 from trainer.model.block import TransformerBlock
 from trainer.model.family import TIED_KEY, TIED_NAME, Layer, initialise_stage, logical_parameters
-from trainer.model.gpt import gpt_layers
+from trainer.model.gpt import GPTFamily
 from trainer.model.initial import ZEROS, Initial
 from trainer.model.layers import new_parameter
 from trainer.model.loss import LanguageModelHead
@@ -111,13 +110,13 @@ class TransformerStandIn(nn.Module):
 
 
 def waiting(pause: float) -> Callable[..., list[Layer]]:
-    """`gpt_layers`, its blocks replaced by stand-ins."""
+    """`GPTFamily.layers`, its blocks replaced by stand-ins."""
+    of_family = GPTFamily.layers
 
-    def layers(
-        model: Any, vocabulary: int, mesh: Mesh, head: LanguageModelHead, **options: Any
-    ) -> list[Layer]:
-        made = gpt_layers(model, vocabulary, mesh, head, **options)
-        stand_in = {"kind": TransformerStandIn, "arguments": (model.hidden_size, pause, mesh)}
+    def layers(family: GPTFamily, config: TrainerConfig, mesh: Mesh, *others: Any) -> list[Layer]:
+        made = of_family(family, config, mesh, *others)
+        width = config.model.hidden_size
+        stand_in = {"kind": TransformerStandIn, "arguments": (width, pause, mesh)}
         return [
             replace(layer, **stand_in) if layer.kind is TransformerBlock else layer
             for layer in made
@@ -139,7 +138,7 @@ def by_engine_in_parts(config: TrainerConfig, mesh: Mesh, pause: float) -> Step:
 def _of_engine(config: TrainerConfig, mesh: Mesh, pause: float, parts: int) -> Step:
     parallel = config.parallel.model_copy(update={"virtual_stages": parts})
     config = config.model_copy(update={"parallel": parallel})
-    with mock.patch.object(trainer.model.gpt, "gpt_layers", waiting(pause)):
+    with mock.patch.object(GPTFamily, "layers", waiting(pause)):
         engine = Engine.build(config, mesh)
     engine.set_learning_rate(RATE)
     return lambda pairs: engine.train_step(iter(pairs), MICRO * len(pairs)).loss
@@ -148,7 +147,7 @@ def _of_engine(config: TrainerConfig, mesh: Mesh, pause: float, parts: int) -> S
 def by_dualpipev(config: TrainerConfig, mesh: Mesh, pause: float) -> Step:
     """DeepSpeed's DualPipeV under the engine's settings; backward passes are not taken apart."""
     head = LanguageModelHead(mesh)
-    layers = waiting(pause)(config.model, config.tokenizer.padded_vocabulary_size, mesh, head)
+    layers = waiting(pause)(GPTFamily(), config, mesh, head, None)
     with quiet():
         module = DualPipeVModule(
             layers=[layer_spec(layer) for layer in layers],
@@ -228,9 +227,7 @@ def by_torch(schedule: Any, order: str) -> Callable[[TrainerConfig, Mesh, float]
         parts = {"one": [rank], "loop": [rank, rank + size], "vee": [rank, 2 * size - 1 - rank]}[
             order
         ]
-        layers = waiting(pause)(
-            config.model, config.tokenizer.padded_vocabulary_size, mesh, LanguageModelHead(mesh)
-        )
+        layers = waiting(pause)(GPTFamily(), config, mesh, LanguageModelHead(mesh), None)
         pieces = cut(layers, size * len(parts))
         chunks = [Chunk(pieces[part], config.run.seed, mesh) for part in parts]
         stages = [

@@ -20,7 +20,6 @@ from tests.trainer.cases import CPU, samples, tiny
 from tests.trainer.spawn import run_ranks
 from trainer.config.card import TrainerConfig
 from trainer.engine import Engine
-from trainer.model.documents import DocumentRules
 from trainer.model.family import (
     TIED_NAME,
     Layer,
@@ -28,7 +27,7 @@ from trainer.model.family import (
     logical_parameters,
     replicated_parameters,
 )
-from trainer.model.gpt import gpt_layers
+from trainer.model.gpt import GPTFamily
 from trainer.model.loss import LanguageModelHead
 from trainer.optim.build import parameter_groups
 from trainer.parallel.mesh import Mesh
@@ -73,10 +72,7 @@ class Stage(nn.Module):
 
     def __init__(self, config: TrainerConfig, mesh: Mesh, head: LanguageModelHead):
         super().__init__()
-        rules = DocumentRules.of(config.data)
-        layers = gpt_layers(
-            config.model, config.tokenizer.padded_vocabulary_size, mesh, head, rules
-        )
+        layers = GPTFamily().layers(config, mesh, head, None)
         middle = next(index for index, layer in enumerate(layers) if layer.prefix == "blocks.1.")
         self.layers: list[Layer] = layers[:middle] if mesh.is_first_stage else layers[middle:]
         self.built = nn.ModuleList(layer.kind(*layer.arguments) for layer in self.layers)

@@ -14,7 +14,7 @@ from typing import Any, ClassVar
 
 from torch import Tensor
 
-from trainer.config.card import DataSection, ModelSection, TrainerConfig
+from trainer.config.card import DataSection, TrainerConfig
 from trainer.model.attention import BlockSetup
 from trainer.model.compiled import Compiler, compiles_small_parts
 from trainer.model.documents import DocumentRules, labels_without_ends
@@ -26,56 +26,6 @@ from trainer.model.positions import Rotary, rotary_frequencies
 from trainer.model.random import Dropout
 from trainer.parallel.mesh import Mesh
 from trainer.parallel.micro_batch import Batch
-
-
-def gpt_layers(
-    model: ModelSection,
-    vocabulary_size: int,
-    mesh: Mesh,
-    head: LanguageModelHead,
-    documents: DocumentRules | None = None,
-    dtype: str = "fp32",
-    compiler: Compiler | None = None,
-    in_float8: bool = False,
-) -> list[Layer]:
-    """The whole model, first layer first: token ids [batch, sequence] in, hidden states for
-    `head.loss` out.
-
-    With `documents` the layers between hand on (hidden states, document numbers) instead of hidden states alone.
-    `dtype`: the card's `precision.dtype`, by which the attention kernel is chosen. `compiler`: compiles the blocks.
-    `in_float8`: their linear layers multiply in 8-bit floats.
-    Raises CardError when the attention that the card requires is not possible here.
-    """
-    embedding = (
-        VocabularyParallelEmbedding,
-        (vocabulary_size, model.hidden_size, model.init_std, mesh, documents),
-        "embedding.word.",
-    )
-    resets_positions = documents is not None and documents.reset_positions
-    rotary = None
-    if model.position_embedding == "rotary":
-        compiled = compiles_small_parts(mesh.device)
-        rotary = Rotary(rotary_frequencies(model, mesh.device), resets_positions, compiled)
-    layers = [Layer(*embedding, tied_key=TIED_KEY if model.tied_embeddings else None)]
-    if model.position_embedding == "absolute":
-        arguments = (model.positions, model.hidden_size, model.init_std, mesh, documents)
-        layers.append(Layer(LearnedPositions, arguments, "embedding.position."))
-    norm = norm_class(model), (model.hidden_size, model.layernorm_epsilon, mesh)
-    if model.embedding_layernorm:
-        layers.append(Layer(*norm, "embedding.norm."))
-    if model.hidden_dropout > 0.0:
-        layers.append(Layer(Dropout, (model.hidden_dropout, mesh), "embedding.dropout."))
-    kernel = build_kernel(model, mesh, documents, dtype)
-    layers += block_layers(
-        BlockSetup(model, mesh, kernel, rotary, compiler=compiler, in_float8=in_float8)
-    )
-    layers.append(Layer(*norm, "final_norm."))
-    if model.tied_embeddings:
-        layers.append(Layer(*embedding, tied_key=TIED_KEY, forward=head.attach))
-    else:
-        kind, arguments, _ = embedding
-        layers.append(Layer(kind, (*arguments, head.attach), "head."))
-    return layers
 
 
 class GPTFamily(Family):
@@ -96,19 +46,45 @@ class GPTFamily(Family):
     def layers(
         self, config: TrainerConfig, mesh: Mesh, head: LanguageModelHead, compiler: Compiler | None
     ) -> list[Layer]:
-        """See `gpt_layers`."""
-        precision, vocabulary = config.precision, config.tokenizer.padded_vocabulary_size
-        documents = DocumentRules.of(config.data)
-        return gpt_layers(
-            config.model,
-            vocabulary,
-            mesh=mesh,
-            head=head,
-            documents=documents,
-            dtype=precision.dtype,
-            compiler=compiler,
-            in_float8=precision.float8,
+        """The whole model, first layer first: token ids [batch, sequence] in, hidden states for
+        `head.loss` out.
+
+        Where the data has rules for documents, the layers between hand on (hidden states, document numbers) instead of
+        hidden states alone.
+        Raises CardError when the attention that the card requires is not possible here.
+        """
+        model, precision, documents = config.model, config.precision, DocumentRules.of(config.data)
+        vocabulary = config.tokenizer.padded_vocabulary_size
+        embedding = (
+            VocabularyParallelEmbedding,
+            (vocabulary, model.hidden_size, model.init_std, mesh, documents),
+            "embedding.word.",
         )
+        resets_positions = documents is not None and documents.reset_positions
+        rotary = None
+        if model.position_embedding == "rotary":
+            compiled = compiles_small_parts(mesh.device)
+            rotary = Rotary(rotary_frequencies(model, mesh.device), resets_positions, compiled)
+        layers = [Layer(*embedding, tied_key=TIED_KEY if model.tied_embeddings else None)]
+        if model.position_embedding == "absolute":
+            arguments = (model.positions, model.hidden_size, model.init_std, mesh, documents)
+            layers.append(Layer(LearnedPositions, arguments, "embedding.position."))
+        norm = norm_class(model), (model.hidden_size, model.layernorm_epsilon, mesh)
+        if model.embedding_layernorm:
+            layers.append(Layer(*norm, "embedding.norm."))
+        if model.hidden_dropout > 0.0:
+            layers.append(Layer(Dropout, (model.hidden_dropout, mesh), "embedding.dropout."))
+        kernel = build_kernel(model, mesh, documents, precision.dtype)
+        layers += block_layers(
+            BlockSetup(model, mesh, kernel, rotary, compiler=compiler, in_float8=precision.float8)
+        )
+        layers.append(Layer(*norm, "final_norm."))
+        if model.tied_embeddings:
+            layers.append(Layer(*embedding, tied_key=TIED_KEY, forward=head.attach))
+        else:
+            kind, arguments, _ = embedding
+            layers.append(Layer(kind, (*arguments, head.attach), "head."))
+        return layers
 
     def plain_mark(self, data: DataSection) -> int | None:
         """The number of a sample's first document, where the layers must know documents."""
