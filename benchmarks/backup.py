@@ -29,7 +29,7 @@ from typing import TypeVar
 
 from tr11ops.backup.base import Archive
 from tr11ops.backup.copying import Format, copy_source
-from tr11ops.backup.folder import FolderArchive
+from tr11ops.backup.folder import FolderArchive, Owner
 from tr11ops.backup.source import read_source
 from tr11ops.backup.transfer import Transfer
 from tr11ops.rundir.copies import location_of
@@ -227,7 +227,7 @@ def main() -> None:
     arguments = parser.parse_args()
     if arguments.one:
         format, source, target = arguments.one
-        archive = FolderArchive(Path(target), "store", "benchmark")
+        archive = FolderArchive(Path(target), "store", Owner("benchmark"))
         copy_once(archive, Path(source), "tar" if format == "tar" else "files")
         return
     tools: dict[str, Tool] = {"tr11": tr11, "tr11, one tar": tr11_tar}

@@ -24,7 +24,7 @@ from tests.trainer.courses import attempt, card, curve, refusal, run
 from tests.trainer.spawn import run_ranks
 from tr11ops.backup.base import Archive
 from tr11ops.backup.copying import copy_source
-from tr11ops.backup.folder import FolderArchive
+from tr11ops.backup.folder import FolderArchive, Owner
 from tr11ops.backup.restore import restore_checkpoint
 from tr11ops.backup.source import read_source
 from tr11ops.backup.transfer import Transfer
@@ -155,7 +155,7 @@ def test_a_restored_checkpoint_trains_on_with_the_same_losses(
     expected = curve(whole)
     (tmp_path / "store").mkdir()
     archives: dict[str, Archive] = {
-        "folder": FolderArchive(tmp_path / "store", "store", "tiny"),
+        "folder": FolderArchive(tmp_path / "store", "store", Owner("tiny")),
         "bucket": object_store.open(),
     }
     full = {

@@ -24,6 +24,7 @@ from tr11ops.backup.due import (
     plan_round,
     total_bytes,
 )
+from tr11ops.backup.folder import NO_ONE, Owner
 from tr11ops.backup.ledger import (
     after_round,
     keep_summary,
@@ -108,7 +109,7 @@ class ArchiveRound:
 
     def __post_init__(self) -> None:
         self._directory, self._card = self.context.directory, self.context.card
-        self._run_id = ""
+        self._owner = NO_ONE
         self._read_round: float | None = None
         self._unread: float | None = None
         self._listed: tuple[float, tuple[str, ...]] | None = None
@@ -119,12 +120,12 @@ class ArchiveRound:
         """
         moment = self.context.clock()
         run = self._card.run
-        self._run_id = run_id(self._directory)
+        self._owner = Owner(run.name, run_id(self._directory))
         owner = owner_of(self.archive)
-        fault = stranger_fault(self.archive.address, owner, run.name, self._run_id)
+        fault = stranger_fault(self.archive.address, owner, self._owner)
         if fault:
             raise ArchivePermanentError(fault)
-        seen = survey(self.archive, run.name, run.variant, self._run_id)
+        seen = survey(self.archive, run.name, run.variant, self._owner.id)
         if owner is not None and not owner.id:
             self._adopt(seen)
         self.tally.faults.extend(f"could not be looked at: {why}" for why in seen.unread.values())
@@ -159,11 +160,11 @@ class ArchiveRound:
             raise ArchivePermanentError(
                 unproven_fault(self.archive.address, tuple(seen.receipts.values()))
             )
-        give_id(self.archive, self._card.run.name, self._run_id)
+        give_id(self.archive, self._owner.run, self._owner.id)
         self._journal(
             "archive-adopted",
             "it had no run id",
-            {"archive": self.archive.name, "id": self._run_id},
+            {"archive": self.archive.name, "id": self._owner.id},
         )
 
     def keep(self) -> None:
@@ -307,7 +308,7 @@ class ArchiveRound:
                     base,
                     run=run.name,
                     variant=run.variant,
-                    run_id=self._run_id,
+                    run_id=self._owner.id,
                     clock=self.context.clock,
                     transfer=self.context.transfer(progress),
                     repair=repair,

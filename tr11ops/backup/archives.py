@@ -13,7 +13,7 @@ from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING
 
 from tr11ops.backup.base import Archive
-from tr11ops.backup.folder import FolderArchive
+from tr11ops.backup.folder import FolderArchive, Owner
 from tr11ops.base.deadline import watch_files, within
 from tr11ops.base.errors import ArchiveError, ArchivePermanentError, Late
 from tr11ops.rundir.copies import read_copies
@@ -225,9 +225,7 @@ def open_archive(name: str, card: RunCard) -> Archive:
         if fault:
             raise ArchivePermanentError(fault)
         has_copies = _has_copies(card, key, str(folder))
-        return FolderArchive(
-            folder, key, card.run.name, has_copies=has_copies, run_id=_run_id(card)
-        )
+        return FolderArchive(folder, key, _owner(card), has_copies=has_copies)
     from tr11ops.backup.remote import open_remote
 
     # another bucket, the same account
@@ -240,8 +238,7 @@ def open_archive(name: str, card: RunCard) -> Archive:
         section.options if is_alike else {},
         credentials_file=credentials,
         name=key,
-        run=card.run.name,
-        run_id=_run_id(card),
+        owner=_owner(card),
     )
     return remote
 
@@ -298,12 +295,12 @@ def _scheme(address: str) -> str:
     return address.partition("://")[0]
 
 
-def _run_id(card: RunCard) -> str:
-    """The run's id; "" before its first launch. Raises ArchivePermanentError when it cannot be
-    read.
+def _owner(card: RunCard) -> Owner:
+    """The run, whose id is "" before its first launch. Raises ArchivePermanentError when it cannot
+    be read.
     """
     try:
-        return run_id(RunDirectory(card.paths, card.kill_switch))
+        return Owner(card.run.name, run_id(RunDirectory(card.paths, card.kill_switch)))
     except (OSError, ValueError) as error:
         raise ArchivePermanentError(f"which run this is cannot be read: {error}") from error
 

@@ -183,13 +183,16 @@ class Owner(Record, omit_defaults=True):
     id: str = ""
 
 
-def marker_text(run: str, run_id: str) -> str:
+NO_ONE = Owner()
+
+
+def marker_text(owner: Owner) -> str:
     """The content of the marker."""
-    return json.dumps({"schema": MARKER_SCHEMA, **document(Owner(run, run_id))}) + "\n"
+    return json.dumps({"schema": MARKER_SCHEMA, **document(owner)}) + "\n"
 
 
 class FolderArchive:
-    """One folder as an `Archive`. `run` is whose archive it is; `has_copies`: the run knows of
+    """One folder as an `Archive`. `owner` is whose it is; `has_copies`: the run knows of
     copies in it.
 
     Raises ArchivePermanentError when the folder is not there, is another run's, or is empty
@@ -198,13 +201,11 @@ class FolderArchive:
 
     renames = True
 
-    def __init__(
-        self, folder: Path, name: str, run: str, *, has_copies: bool = False, run_id: str = ""
-    ) -> None:
+    def __init__(self, folder: Path, name: str, owner: Owner, *, has_copies: bool = False) -> None:
         self.name = name
         self.address = str(folder)
         self._folder = folder
-        self._run, self._run_id = run, run_id
+        self._owner = owner
         self._is_marked = False
         self._inner: set[Path] = set()  # folders that no link leads out of, once looked at
         with translated(folder):
@@ -345,9 +346,9 @@ class FolderArchive:
             raise ArchivePermanentError(
                 f"{self._folder} holds no {MARKER_FILE}, although copies were made there: is its file system mounted?"
             )
-        if marker is not None and marker.run != self._run:
+        if marker is not None and marker.run != self._owner.run:
             raise ArchivePermanentError(
-                f"{self._folder} is the archive of {marker.run!r}, not of {self._run!r}; name another folder in "
+                f"{self._folder} is the archive of {marker.run!r}, not of {self._owner.run!r}; name another folder in "
                 "backup.store"
             )
         self._is_marked = marker is not None
@@ -360,7 +361,7 @@ class FolderArchive:
             )
         if self._is_marked:
             return
-        text = marker_text(self._run, self._run_id)
+        text = marker_text(self._owner)
         draft = self._folder / f".{MARKER_FILE}.{secrets.token_hex(6)}.part"
         draft.write_text(text, encoding="utf-8")
         draft.chmod(0o664)

@@ -136,23 +136,20 @@ def _copy(archive: Archive, folder: Path, far: str, file: CopiedLog, transfer: T
             return False
         if not begins_alike:
             far = f"{far}.{whole.digest:.8}"
-    for attempt in range(ATTEMPTS):
-        _send(archive, content, far=far, file=file, transfer=transfer)
-        fault = fault_of_part(archive, far, whole, transfer)
-        if not fault:
-            return True
-        transfer.say(f"{far}: {fault}" + ("; sending it again" if attempt < ATTEMPTS - 1 else ""))
-    raise OSError(f"the archive gives back other bytes than were sent, {ATTEMPTS} times")
 
-
-def _send(archive: Archive, content: Path, far: str, file: CopiedLog, transfer: Transfer) -> None:
     def pieces(offset: int) -> Iterator[bytes]:
         for piece in _pieces(content, offset, file.bytes, transfer.piece_bytes):
             transfer.check_stop()
             transfer.sending.take(len(piece))
             yield piece
 
-    archive.upload(far, file.bytes, f"{far} {file.bytes} {file.changed}", pieces)
+    for attempt in range(ATTEMPTS):
+        archive.upload(far, file.bytes, f"{far} {file.bytes} {file.changed}", pieces)
+        fault = fault_of_part(archive, far, whole, transfer)
+        if not fault:
+            return True
+        transfer.say(f"{far}: {fault}" + ("; sending it again" if attempt < ATTEMPTS - 1 else ""))
+    raise OSError(f"the archive gives back other bytes than were sent, {ATTEMPTS} times")
 
 
 def _beginning(path: Path, length: int) -> SourceFile:

@@ -11,7 +11,7 @@ from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 
 from tr11ops.backup.base import Archive
-from tr11ops.backup.folder import MARKER_FILE, Owner, marker_text
+from tr11ops.backup.folder import MARKER_FILE, NO_ONE, Owner, marker_text
 from tr11ops.base.errors import ArchivePermanentError
 from tr11ops.rundir.copies import Receipt
 from tr11ops.rundir.paths import short
@@ -31,14 +31,17 @@ def owner_of(archive: Archive) -> Owner | None:
     return marker
 
 
-def stranger_fault(address: str, owner: Owner | None, run: str, run_id: str) -> str:
+def stranger_fault(address: str, owner: Owner | None, run: Owner) -> str:
     """Why a run may not write to an archive, in one line; "" when it may. Pure."""
-    if owner is None or (owner.run == run and (not owner.id or not run_id or owner.id == run_id)):
+    if owner is None:
         return ""
-    if owner.run != run:
-        return f"{address} is the archive of {owner.run!r}, not of {run!r}; name another place in [backup]"
+    if owner.run != run.run:
+        return f"{address} is the archive of {owner.run!r}, not of {run.run!r}; name another place in [backup]"
+    if not owner.id or not run.id or owner.id == run.id:
+        return ""
     return (
-        f"{address} is the archive of another run named {run!r} (id {short(owner.id)}, this one is {short(run_id)}); "
+        f"{address} is the archive of another run named {run.run!r} (id {short(owner.id)}, this one is "
+        f"{short(run.id)}); "
         "name another place in [backup], or, if this run directory goes on with that run: tr11 backup adopt"
     )
 
@@ -66,7 +69,7 @@ def unproven_fault(address: str, receipts: Collection[Receipt]) -> str:
 
 def give_id(archive: Archive, run: str, run_id: str) -> None:
     """Write the id into an archive that has none; nothing there is replaced. Raises ArchiveError."""
-    archive.put(ID_FILE, marker_text(run, run_id).encode("utf-8"))
+    archive.put(ID_FILE, marker_text(Owner(run, run_id)).encode("utf-8"))
 
 
 def read_marker(archive: Archive, path: str) -> Owner | None:
@@ -86,17 +89,16 @@ def read_marker(archive: Archive, path: str) -> Owner | None:
 
 @dataclass
 class RunMarker:
-    """The marker of an archive that is no folder, read before the first byte; `run` "" writes
-    without one.
+    """The marker of an archive that is no folder, read before the first byte; no one's is
+    written without one.
     """
 
     archive: Archive
-    run: str
-    run_id: str = ""
+    owner: Owner
 
     def __post_init__(self) -> None:
         self._lock = threading.RLock()  # `put` may come back here
-        self._is_ours = not self.run
+        self._is_ours = self.owner == NO_ONE
 
     def require(self) -> None:
         """Mark the archive as the run's, once. Raises ArchivePermanentError when it is another
@@ -109,16 +111,14 @@ class RunMarker:
             if found is None:
                 self._is_ours = True
                 try:
-                    self.archive.put(
-                        MARKER_FILE, marker_text(self.run, self.run_id).encode("utf-8")
-                    )
+                    self.archive.put(MARKER_FILE, marker_text(self.owner).encode("utf-8"))
                 except BaseException:
                     self._is_ours = False
                     raise
                 return
-            if found.run != self.run:
+            if found.run != self.owner.run:
                 raise ArchivePermanentError(
-                    f"{self.archive.address} is the archive of {found.run!r}, not of {self.run!r}; "
+                    f"{self.archive.address} is the archive of {found.run!r}, not of {self.owner.run!r}; "
                     "name another path in backup.url"
                 )
             self._is_ours = True

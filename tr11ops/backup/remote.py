@@ -15,6 +15,7 @@ from typing import Any, TypeAlias
 from urllib.parse import urlsplit
 
 from tr11ops.backup.base import Archive, Pieces, RemoteFile, Unread, as_pieces
+from tr11ops.backup.folder import NO_ONE, Owner
 from tr11ops.backup.ownership import RunMarker
 from tr11ops.backup.remote_gcs import REQUEST_BYTES, TIMEOUT_SECONDS, BucketAddress, GcsArchive
 from tr11ops.backup.remote_http import error_of_exception
@@ -42,14 +43,12 @@ class FsspecArchive:
 
     renames = False
 
-    def __init__(
-        self, name: str, address: str, files: Any, root: str, run: str = "", run_id: str = ""
-    ) -> None:
+    def __init__(self, name: str, address: str, files: Any, root: str, owner: Owner) -> None:
         self.name = name
         self.address = address
         self._files = files
         self._root = root
-        self._marker = RunMarker(self, run, run_id)
+        self._marker = RunMarker(self, owner)
 
     def look(self, path: str) -> RemoteFile | None:
         with self.asking(path):
@@ -236,14 +235,13 @@ def open_remote(
     options: Options | None = None,
     credentials_file: Path | None = None,
     name: str = "url",
-    run: str = "",
+    owner: Owner = NO_ONE,
     environment: Mapping[str, str] = os.environ,
-    run_id: str = "",
 ) -> Archive:
     """The archive at a URL; nothing is asked of the destination yet. `options` are those of
     fsspec's file system.
 
-    `run`, `run_id`: whose archive it is; the first upload marks it so, and is refused where another
+    `owner`: whose archive it is; the first upload marks it so, and is refused where another
     run has marked it.
 
     Raises ArchivePermanentError when the URL, an option, a library or the credentials will not do.
@@ -261,7 +259,7 @@ def open_remote(
             dict(options or {}),
             credentials_file=credentials_file,
             name=name,
-            owner=(run, run_id),
+            owner=owner,
             environment=environment,
         )
     return _open_any(
@@ -269,7 +267,7 @@ def open_remote(
         dict(options or {}),
         credentials_file=credentials_file,
         name=name,
-        owner=(run, run_id),
+        owner=owner,
     )
 
 
@@ -278,7 +276,7 @@ def _open_bucket(
     options: dict[str, Any],
     credentials_file: Path | None,
     name: str,
-    owner: tuple[str, str],
+    owner: Owner,
     environment: Mapping[str, str],
 ) -> GcsArchive:
     place = urlsplit(url)
@@ -320,7 +318,7 @@ def _open_bucket(
         timeout=timeout,
         request_bytes=request_bytes,
     )
-    return GcsArchive(name, address, bucket, UploadSessions(sessions_folder(environment)), *owner)
+    return GcsArchive(name, address, bucket, UploadSessions(sessions_folder(environment)), owner)
 
 
 def _google_token(token: Any, credentials_file: Path | None, address: str) -> tuple[Any, str]:
@@ -373,7 +371,7 @@ def _open_any(
     options: dict[str, Any],
     credentials_file: Path | None,
     name: str,
-    owner: tuple[str, str],
+    owner: Owner,
 ) -> FsspecArchive:
     import fsspec
 
@@ -401,4 +399,4 @@ def _open_any(
         root = str(kind._strip_protocol(url)).rstrip("/")
     except Exception as error:  # of any library
         raise error_of_exception(error, url, "the default credentials") from None
-    return FsspecArchive(name, url, files, root, *owner)
+    return FsspecArchive(name, url, files, root, owner)

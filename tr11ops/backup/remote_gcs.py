@@ -20,6 +20,7 @@ from urllib.parse import quote, urlencode, urlsplit
 import httpx2
 
 from tr11ops.backup.base import Pieces, RemoteFile, Unread
+from tr11ops.backup.folder import Owner
 from tr11ops.backup.ownership import RunMarker
 from tr11ops.backup.remote_http import (
     BucketClient,
@@ -137,9 +138,7 @@ class BucketAddress(Record):
 
 
 class GcsArchive:
-    """An `Archive` in a bucket. `run`: whose archive it is, when something is written; "" when no
-    one asks.
-    """
+    """An `Archive` in a bucket. `owner`: whose it is, when something is written."""
 
     renames = False
 
@@ -149,8 +148,7 @@ class GcsArchive:
         address: str,
         bucket: BucketAddress,
         sessions: UploadSessions,
-        run: str = "",
-        run_id: str = "",
+        owner: Owner,
     ) -> None:
         self.name = name
         self.address = address
@@ -158,7 +156,7 @@ class GcsArchive:
         self._sessions = sessions
         self._client = BucketClient(bucket.endpoint, bucket.timeout, address, self._authorise)
         self._is_there = threading.Event()
-        self._marker = RunMarker(self, run, run_id)
+        self._marker = RunMarker(self, owner)
 
     def look(self, path: str) -> RemoteFile | None:
         answer = self._client.call("GET", self._object(path, fields="kind,name,size"))

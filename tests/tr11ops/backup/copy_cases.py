@@ -12,7 +12,7 @@ from msgspec.structs import replace
 
 from tr11ops.backup.base import ARCHIVE_RETRIES, Archive, Pieces, RemoteFile, Unread
 from tr11ops.backup.copying import copy_source
-from tr11ops.backup.folder import FolderArchive
+from tr11ops.backup.folder import FolderArchive, Owner
 from tr11ops.backup.source import read_source
 from tr11ops.backup.transfer import Transfer
 from tr11ops.rundir.copies import Receipt, location_of
@@ -52,7 +52,7 @@ def make_checkpoint(
 
 def make_archive(folder: Path, **options: Any) -> FolderArchive:
     folder.mkdir(exist_ok=True)
-    return FolderArchive(folder, "store", RUN, **options)
+    return FolderArchive(folder, "store", Owner(RUN), **options)
 
 
 def quick(**changes: Any) -> Transfer:

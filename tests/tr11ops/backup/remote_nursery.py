@@ -47,11 +47,15 @@ class RemoteNursery(ForkingProcess):
 
 def _copy(what: dict[str, Any]) -> int:
     from tests.tr11ops.backup.copy_cases import copy, quick
+    from tr11ops.backup.folder import Owner
     from tr11ops.backup.remote import open_remote
 
     moments = die_at(what["at"], MOMENTS)
     archive = open_remote(
-        what["url"], what["options"], run="tr11-test", environment={"XDG_STATE_HOME": what["state"]}
+        what["url"],
+        what["options"],
+        owner=Owner("tr11-test"),
+        environment={"XDG_STATE_HOME": what["state"]},
     )
     copy(archive, Path(what["folder"]), quick(parallel=what["parallel"]), format=what["format"])
     return moments[0]

@@ -25,7 +25,7 @@ from tests.tr11ops.backup.copy_cases import (
 from tr11ops.backup import folder
 from tr11ops.backup.archives import archive_address, archive_key, open_archive
 from tr11ops.backup.base import RemoteFile, as_pieces, hidden_place
-from tr11ops.backup.folder import MARKER_FILE, FolderArchive, part_path
+from tr11ops.backup.folder import MARKER_FILE, FolderArchive, Owner, part_path
 from tr11ops.base.errors import ArchiveFull, ArchivePermanentError, ArchiveUnavailable
 from tr11ops.runcard.card import RunCard, load_card, shipped_folder
 from tr11ops.rundir.copies import CopyRecord, write_copy
@@ -80,11 +80,11 @@ def begun_at(archive: FolderArchive, path: str, identity: str) -> int:
 # ----------------------------------------------------------------------------- whose archive
 def test_a_folder_that_is_not_there_is_not_made(tmp_path: Path) -> None:
     with pytest.raises(ArchivePermanentError, match=f"mkdir {tmp_path}/store"):
-        FolderArchive(tmp_path / "store", "store", RUN)
+        FolderArchive(tmp_path / "store", "store", Owner(RUN))
     assert not (tmp_path / "store").exists()
     (tmp_path / "file").write_text("")
     with pytest.raises(ArchivePermanentError):
-        FolderArchive(tmp_path / "file", "store", RUN)
+        FolderArchive(tmp_path / "file", "store", Owner(RUN))
 
 
 def test_an_empty_mount_point_is_not_taken_for_the_archive(tmp_path: Path) -> None:
@@ -104,18 +104,18 @@ def test_an_empty_mount_point_is_not_taken_for_the_archive(tmp_path: Path) -> No
 
 def test_another_runs_archive_is_refused(tmp_path: Path) -> None:
     (tmp_path / "store").mkdir()
-    one = FolderArchive(tmp_path / "store", "store", "run-one")
-    two = FolderArchive(tmp_path / "store", "store", "run-two")
+    one = FolderArchive(tmp_path / "store", "store", Owner("run-one"))
+    two = FolderArchive(tmp_path / "store", "store", Owner("run-two"))
     one.put("a", b"x")
     with pytest.raises(ArchivePermanentError, match="archive of 'run-one', not of 'run-two'"):
         two.put("b", b"x")  # both began at once
     with pytest.raises(ArchivePermanentError, match="archive of 'run-one'"):
-        FolderArchive(tmp_path / "store", "store", "run-two")
+        FolderArchive(tmp_path / "store", "store", Owner("run-two"))
     (tmp_path / "store" / MARKER_FILE).write_text("{")
     with pytest.raises(ArchivePermanentError, match="cannot be read"):
-        FolderArchive(tmp_path / "store", "store", "run-one")
+        FolderArchive(tmp_path / "store", "store", Owner("run-one"))
     (tmp_path / "store" / MARKER_FILE).write_text(json.dumps({"run": "run-two"}))
-    FolderArchive(tmp_path / "store", "store", "run-two").put("b", b"x")
+    FolderArchive(tmp_path / "store", "store", Owner("run-two")).put("b", b"x")
 
 
 # ----------------------------------------------------------------------------- files
@@ -275,7 +275,7 @@ def test_each_error_has_its_meaning(
 def test_a_disk_that_is_full_and_then_has_room(tmp_path: Path, format: str) -> None:
     checkpoint = make_checkpoint(tmp_path / VARIANT)
     with mounted(tmp_path / "store", "size=192k,mode=0775") as store:
-        archive = Quota(store, "store", RUN)
+        archive = Quota(store, "store", Owner(RUN))
         with pytest.raises(ArchiveFull, match="make room"):
             copy(archive, checkpoint, format=format)
         assert [file.path for file in archive.list("")] == [MARKER_FILE]
@@ -318,7 +318,7 @@ def test_a_disk_that_is_unmounted_meanwhile(tmp_path: Path) -> None:
 def test_a_disk_without_inodes(tmp_path: Path) -> None:
     checkpoint = make_checkpoint(tmp_path / VARIANT)
     with mounted(tmp_path / "store", "size=4m,nr_inodes=12,mode=0775") as store:
-        archive = Quota(store, "store", RUN)
+        archive = Quota(store, "store", Owner(RUN))
         with pytest.raises(ArchiveFull):
             copy(archive, checkpoint)
         archive.sweep(time.time() + 3600)

@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 from tests.tr11ops.backup.bucket_cases import Cut, begin, send
 from tests.tr11ops.backup.copy_cases import contents, copy, make_checkpoint
 from tr11ops.backup.base import Archive, as_pieces
+from tr11ops.backup.folder import Owner
 from tr11ops.backup.remote import PARTS, open_remote
 from tr11ops.backup.remote_http import error_of_status
 from tr11ops.backup.survey import list_receipts
@@ -119,13 +120,13 @@ def test_a_checkpoint_is_copied_and_found(archive: Archive, tmp_path: Path) -> N
 
 def test_an_archive_has_one_run(url: str) -> None:
     options: dict[str, Any] = {"auto_mkdir": True} if url.startswith("file") else {}
-    open_remote(url, options, run="mine").put("x", b"1")
-    open_remote(url, options, run="mine").put("y", b"1")
+    open_remote(url, options, owner=Owner("mine")).put("x", b"1")
+    open_remote(url, options, owner=Owner("mine")).put("y", b"1")
     with pytest.raises(ArchivePermanentError, match="is the archive of 'mine', not of 'other'"):
-        open_remote(url, options, run="other").put("x", b"1")
+        open_remote(url, options, owner=Owner("other")).put("x", b"1")
     open_remote(url, options).put("tr11-archive.json", b"garbage")
     with pytest.raises(ArchivePermanentError, match="cannot be read"):
-        open_remote(url, options, run="other").put("x", b"1")
+        open_remote(url, options, owner=Owner("other")).put("x", b"1")
 
 
 class Response:

@@ -18,6 +18,7 @@ from tests.plugins.object_store_fixture import ObjectStore
 from tests.tr11ops.backup.bucket_cases import LARGE, QUANTUM, begin, get, send, some_bytes
 from tests.tr11ops.backup.fault_proxy import Fault
 from tr11ops.backup.base import Archive, as_pieces
+from tr11ops.backup.folder import Owner
 from tr11ops.backup.remote import open_remote
 from tr11ops.base.errors import ArchiveError, ArchiveFull, ArchivePermanentError, ArchiveUnavailable
 
@@ -385,15 +386,15 @@ def test_what_is_missing_in_a_bucket_that_is_there(archive: Archive) -> None:
 
 
 def test_a_bucket_has_one_run(object_store: ObjectStore) -> None:
-    mine = open_remote(object_store.url, object_store.options, run="mine")
+    mine = open_remote(object_store.url, object_store.options, owner=Owner("mine"))
     threads = [threading.Thread(target=send, args=(mine, f"{number}", b"1")) for number in range(4)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
     assert object_store.objects()["tr11-test/tr11-archive.json"] > 0
-    send(open_remote(object_store.url, object_store.options, run="mine"), "x", b"1")
-    other = open_remote(object_store.url, object_store.options, run="other")
+    send(open_remote(object_store.url, object_store.options, owner=Owner("mine")), "x", b"1")
+    other = open_remote(object_store.url, object_store.options, owner=Owner("other"))
     assert get(other, "x") == b"1", "reading is free"
     with pytest.raises(ArchivePermanentError, match="is the archive of 'mine', not of 'other'"):
         other.upload("y", 1, "i", as_pieces(b"1"))

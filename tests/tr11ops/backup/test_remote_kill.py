@@ -14,6 +14,7 @@ import pytest
 from tests.plugins.object_store_fixture import ObjectStore
 from tests.tr11ops.backup.copy_cases import SIZES, contents, copy, make_checkpoint, quick
 from tests.tr11ops.backup.remote_nursery import RemoteNursery
+from tr11ops.backup.folder import Owner
 from tr11ops.backup.remote import open_remote
 
 TRIALS = 50
@@ -78,7 +79,7 @@ def test_two_at_once_do_each_other_no_harm(
             open_remote(
                 object_store.url,
                 object_store.options,
-                run="tr11-test",
+                owner=Owner("tr11-test"),
                 environment={"XDG_STATE_HOME": state},
             )
         )

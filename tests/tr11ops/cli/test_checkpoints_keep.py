@@ -16,7 +16,7 @@ import pytest
 from tests.tr11ops.backup.copy_cases import copy
 from tests.tr11ops.checkpoints.shelf import NOW, Shelf
 from tests.tr11ops.cli.local_bench import LocalBench
-from tr11ops.backup.folder import FolderArchive
+from tr11ops.backup.folder import FolderArchive, Owner
 from tr11ops.backup.transfer import Transfer
 from tr11ops.checkpoints.catalogue import Catalogue
 from tr11ops.checkpoints.quarantine import list_quarantined
@@ -317,7 +317,7 @@ def test_it_asks_and_without_a_terminal_it_refuses(bench: LocalBench, shelf: She
 def test_prune_removes_and_says_so(bench: LocalBench, shelf: Shelf) -> None:
     shelf.save(100, 1000, 9_900, 10_000)
     (bench.folder / "archive").mkdir()
-    archive = FolderArchive(bench.folder / "archive", "store", "small")
+    archive = FolderArchive(bench.folder / "archive", "store", Owner("small"))
     source = shelf.folder / "global_step1000"
     receipt = copy(archive, source, Transfer(), run="small")
     write_copy(shelf.directory, CopyRecord.of(receipt, "store", archive.address))
