@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from trainer.contract.lease import LeaseClaim, LeaseFolder, _parse
+from trainer.contract.lease import LeaseClaim, LeaseFolder, parse_claim
 from trainer.contract.paths import RunPaths
 
 
@@ -10,5 +10,5 @@ def read_lease(paths: RunPaths) -> LeaseClaim | None:
     """The newest claim on a run, living or not; None when there is none or it cannot be read as one."""
     epoch, content = LeaseFolder(paths).newest()
     if epoch:
-        return _parse(epoch, content)
+        return parse_claim(epoch, content)
     return None

@@ -7,7 +7,7 @@ the scheduler.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import wraps
 from typing import Any, Concatenate, ParamSpec, TypeVar
@@ -481,16 +481,11 @@ def _is_trusted_again(entry: Exclusion, nodes: Sequence[str], seconds: float) ->
 
 def _after_use(version: Version, nodes: Sequence[str], seconds: float) -> Version:
     """What is on record after these nodes have trained well for so long; none leaves the list here."""
-    exclusions = [
-        after_good_use(entry, seconds) if entry.node in nodes else entry
-        for entry in version.exclusions
-    ]
-    suspects = [
-        after_good_use(entry, seconds) if entry.node in nodes else entry
-        for entry in version.suspects
-    ]
-    return replace(
-        version,
-        exclusions=tuple(entry for entry in exclusions if entry is not None),
-        suspects=tuple(entry for entry in suspects if entry is not None),
-    )
+
+    def after(entries: Iterable[Exclusion]) -> tuple[Exclusion, ...]:
+        used = (
+            after_good_use(entry, seconds) if entry.node in nodes else entry for entry in entries
+        )
+        return tuple(entry for entry in used if entry is not None)
+
+    return replace(version, exclusions=after(version.exclusions), suspects=after(version.suspects))

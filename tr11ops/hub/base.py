@@ -67,6 +67,13 @@ class Credentials(Record):
     user: str = ""
     mail: str = ""
 
+    @property
+    def secrets(self) -> tuple[str, ...]:
+        """What no line may show."""
+        if self.token is None:
+            return ()
+        return (self.token.reveal(),)
+
 
 def find_credentials(path: Path | None, environment: Mapping[str, str]) -> Credentials:
     """The token of the file, else of $HF_TOKEN, else of the stored login; none of them is no error.

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -157,6 +157,7 @@ class Hub:
         Raises HubMissing.
         """
         from huggingface_hub import hf_hub_url
+        from huggingface_hub.utils import build_hf_headers, get_session, hf_raise_for_status
 
         if length == 0:
             return b""
@@ -172,28 +173,21 @@ class Hub:
             headers["Range"] = f"bytes={offset}-{'' if length is None else offset + length - 1}"
 
         def ask(api: HfApi) -> bytes:
-            return self._fetch(api, address, headers=headers, offset=offset, length=length)
+            answer = get_session().get(
+                address, headers={**build_hf_headers(token=api.token), **headers}
+            )
+            if answer.status_code == 416:  # begins behind the end
+                return b""
+            hf_raise_for_status(answer)
+            if "Range" not in headers:
+                return answer.content
+            if answer.status_code != 206:  # a hub that knows no ranges gives the whole
+                return answer.content[offset : None if length is None else offset + length]
+            if not answer.headers.get("Content-Range", "").startswith(f"bytes {offset}-"):
+                raise json.JSONDecodeError("not the part that was asked for", "", 0)
+            return answer.content
 
         return self._ask(f"{path} of {repository.name}", ask)
-
-    def _fetch(
-        self, api: HfApi, address: str, headers: Mapping[str, str], offset: int, length: int | None
-    ) -> bytes:
-        from huggingface_hub.utils import build_hf_headers, get_session, hf_raise_for_status
-
-        answer = get_session().get(
-            address, headers={**build_hf_headers(token=api.token), **headers}
-        )
-        if answer.status_code == 416:  # begins behind the end
-            return b""
-        hf_raise_for_status(answer)
-        if "Range" not in headers:
-            return answer.content
-        if answer.status_code != 206:  # a hub that knows no ranges gives the whole
-            return answer.content[offset : None if length is None else offset + length]
-        if not answer.headers.get("Content-Range", "").startswith(f"bytes {offset}-"):
-            raise json.JSONDecodeError("not the part that was asked for", "", 0)
-        return answer.content
 
     # ------------------------------------------------------------------------- writing
     def commit(
@@ -247,28 +241,19 @@ class Hub:
     def _ask(self, what: str, work: Callable[[HfApi], _T]) -> _T:
         """Do `work` until it succeeds, is refused, or the policy gives up."""
         api = self._api()
-        from tr11ops.hub.transport import one_question
+        from tr11ops.hub.transport import failure_of, one_question
 
         def attempt() -> _T:
             try:
                 with one_question():
                     return work(api)
             except Exception as error:
-                failure = self._failure(error, what)
+                failure = failure_of(error, what, self.endpoint, self.credentials)
                 if failure is None:
                     raise
                 raise failure from None
 
         return retry(attempt, self._retries, HubUnavailable)
-
-    def _failure(self, error: Exception, what: str) -> Exception | None:
-        from tr11ops.hub.transport import failure_of
-
-        token = self.credentials.token
-        hidden = () if token is None else (token.reveal(),)
-        return failure_of(
-            error, what, endpoint=self.endpoint, credentials=self.credentials, secrets=hidden
-        )
 
 
 def _entries(tree: Iterable[Any]) -> dict[str, HubFile]:

@@ -194,36 +194,29 @@ class RemoteLog:
         )
 
     def _ask(self, offset: int, length: int) -> LogChunk:
+        def read(stream: IO[bytes], status: int, answered: Message) -> LogChunk:
+            found = _RANGE.fullmatch(answered.get("Content-Range", ""))
+            if status == 416:  # nothing there yet
+                if found is None:
+                    raise HubUnavailable("the answer (416) does not say how large the file is")
+                return LogChunk(offset, b"", int(found[3]))
+            if status == 206:
+                if found is None or found[1] is None or int(found[1]) != offset:
+                    raise HubUnavailable("the answer is not of the part that was asked for")
+                return _whole(LogChunk(offset, stream.read(length), int(found[3])), length)
+            # the whole file, from a server that knows no ranges
+            size = answered.get("Content-Length", "")
+            if status != 200 or not size.isdecimal():
+                raise HubUnavailable(f"the answer ({status}) does not say how large the file is")
+            left = min(offset, int(size))
+            while left and (passed := stream.read(min(left, CHUNK_BYTES))):
+                left -= len(passed)
+            return _whole(LogChunk(offset, stream.read(length), int(size)), length)
+
         headers = {"Range": f"bytes={offset}-{offset + length - 1}"}
         return ask(
-            self._address,
-            self._token,
-            read=lambda stream, status, answered: _piece(
-                stream, status, headers=answered, offset=offset, length=length
-            ),
-            headers=headers,
-            timeout=self._timeout,
-            also={416},
+            self._address, self._token, read, headers=headers, timeout=self._timeout, also={416}
         )
-
-
-def _piece(stream: IO[bytes], status: int, headers: Message, offset: int, length: int) -> LogChunk:
-    found = _RANGE.fullmatch(headers.get("Content-Range", ""))
-    if status == 416:  # nothing there yet
-        if found is None:
-            raise HubUnavailable("the answer (416) does not say how large the file is")
-        return LogChunk(offset, b"", int(found[3]))
-    if status == 206:
-        if found is None or found[1] is None or int(found[1]) != offset:
-            raise HubUnavailable("the answer is not of the part that was asked for")
-        return _whole(LogChunk(offset, stream.read(length), int(found[3])), length)
-    size = headers.get("Content-Length", "")  # the whole file, from a server that knows no ranges
-    if status != 200 or not size.isdecimal():
-        raise HubUnavailable(f"the answer ({status}) does not say how large the file is")
-    left = min(offset, int(size))
-    while left and (passed := stream.read(min(left, CHUNK_BYTES))):
-        left -= len(passed)
-    return _whole(LogChunk(offset, stream.read(length), int(size)), length)
 
 
 def _whole(piece: LogChunk, length: int) -> LogChunk:

@@ -14,7 +14,7 @@ import json
 import logging
 import re
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from traceback import walk_tb
@@ -189,17 +189,13 @@ _OF_PERMISSION = re.compile(
 
 
 def failure_of(
-    error: Exception,
-    what: str,
-    endpoint: str,
-    credentials: Credentials,
-    secrets: Iterable[str],
+    error: Exception, what: str, endpoint: str, credentials: Credentials
 ) -> Exception | None:
     """Our error for one of the library's. None for a fault of this program, which is to be raised
     as it is.
     """
     for found in _chain(error):
-        known = _known(found, what, endpoint=endpoint, credentials=credentials, secrets=secrets)
+        known = _known(found, what, endpoint, credentials)
         if known is not None:
             return known
     is_foreign = isinstance(error, (json.JSONDecodeError, UnicodeDecodeError, ForeignAnswer))
@@ -210,23 +206,21 @@ def failure_of(
             f"{what}: what answers at {host_of(endpoint)} does not speak as a hub does"
         )
     if isinstance(error, ValueError):  # the library's word for answers and paths that it cannot use
-        return HubPermanentError(one_line(f"{what}: {error}", secrets))
+        return HubPermanentError(one_line(f"{what}: {error}", credentials.secrets))
     return None
 
 
 def _known(
-    error: BaseException, what: str, endpoint: str, credentials: Credentials, secrets: Iterable[str]
+    error: BaseException, what: str, endpoint: str, credentials: Credentials
 ) -> Exception | None:
     known: Exception | None = None
     match error:
         case HubError() | FileChanged():
             known = error
         case Unavailable():
-            known = HubUnavailable(one_line(f"{what}: {error}", secrets), error.wait)
+            known = HubUnavailable(one_line(f"{what}: {error}", credentials.secrets), error.wait)
         case HfHubHTTPError():
-            known = _of_answer(
-                error, what, endpoint=endpoint, credentials=credentials, secrets=secrets
-            )
+            known = _of_answer(error, what, endpoint, credentials)
         case httpx2.TransportError() | httpx2.DecodingError():  # while an answer was read
             known = HubUnavailable(f"{what}: {host_of(endpoint)} gives no answer ({why(error)})")
         case OfflineModeIsEnabled():
@@ -234,16 +228,12 @@ def _known(
                 f"{what}: HF_HUB_OFFLINE is set, so the hub is not asked; unset it"
             )
         case httpx2.InvalidURL() | HFValidationError():
-            known = HubPermanentError(one_line(f"{what}: {error}", secrets))
+            known = HubPermanentError(one_line(f"{what}: {error}", credentials.secrets))
     return known
 
 
 def _of_answer(
-    error: HfHubHTTPError,
-    what: str,
-    endpoint: str,
-    credentials: Credentials,
-    secrets: Iterable[str],
+    error: HfHubHTTPError, what: str, endpoint: str, credentials: Credentials
 ) -> HubError:
     status = error.response.status_code
     address = urlsplit(str(error.response.url))
@@ -251,9 +241,10 @@ def _of_answer(
         # storage that the hub sent us to: its signed address may have become too old; a new one is
         # got by asking again
         return HubUnavailable(f"{what}: the hub's storage answers {status}")
-    said = one_line(error.server_message or "", secrets, limit=160)
+    said = one_line(error.server_message or "", credentials.secrets, limit=160)
     text = one_line(
-        f"{what}: {host_of(endpoint)} answers {status}: {_cure(status, said, credentials)}", secrets
+        f"{what}: {host_of(endpoint)} answers {status}: {_cure(status, said, credentials)}",
+        credentials.secrets,
     )
     if said and said.lower() not in text.lower():
         text = f"{text} ({said})"

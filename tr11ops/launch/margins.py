@@ -303,7 +303,7 @@ def next_interval(
     if free_bytes is None:
         room = known(read_save_room(paths), None)
         free_bytes = None if room is None else room.free_bytes
-    folders = (folder for folder, _ in attempts_before(paths, ""))
+    folders = (folder for folder, _ in attempts_before(paths, None))
     met = met_faults(read_launches(folders), now())
     return chosen_interval(card, history, met, free_bytes=free_bytes, now=now())
 

@@ -39,12 +39,6 @@ def _sized(
     """
     samples = 166_500_000
     return {
-        "slurm": {
-            "nodes": nodes,
-            "workers_per_node": 8,
-            "time_limit": "20:00:00",
-            "environment": {},
-        },
         "parallel": {"tensor": 1, "pipeline": pipeline},
         "model": {
             "layers": layers,
@@ -59,7 +53,7 @@ def _sized(
             "decay_samples": samples * 9 // 10,
             "warmup_samples": 183_105,
         },
-        **_of_any_family(batch, samples),
+        **_of_any_family(nodes, batch, samples),
         "tokenizer": {"padded_vocabulary_size": 250_880},
     }
 
@@ -83,12 +77,6 @@ def _llama(
     batch = 4_194_304 // length
     samples = 10**12 // length
     return {
-        "slurm": {
-            "nodes": nodes,
-            "workers_per_node": 8,
-            "time_limit": "20:00:00",
-            "environment": {},
-        },
         "parallel": {"tensor": tensor, "pipeline": 1},
         "model": {
             "layers": layers,
@@ -113,14 +101,20 @@ def _llama(
             "decay_samples": samples,
             "warmup_samples": 2000 * batch,
         },
-        **_of_any_family(batch, samples),
+        **_of_any_family(nodes, batch, samples),
         "tokenizer": {"padded_vocabulary_size": 128_256},
     }
 
 
-def _of_any_family(batch: int, samples: int) -> dict[str, Any]:
-    """What does not depend on the family: the batch and its ramp, saves, evaluations."""
+def _of_any_family(nodes: int, batch: int, samples: int) -> dict[str, Any]:
+    """What does not depend on the family: the job, the batch and its ramp, saves, evaluations."""
     return {
+        "slurm": {
+            "nodes": nodes,
+            "workers_per_node": 8,
+            "time_limit": "20:00:00",
+            "environment": {},
+        },
         "batch": {
             "micro_batch_size": 1,
             "global_batch_size": batch,

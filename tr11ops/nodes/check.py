@@ -18,7 +18,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from threading import Semaphore
-from typing import Any, Protocol
+from typing import Any, TypeAlias
 
 from msgspec.structs import replace
 
@@ -84,16 +84,6 @@ class JobSettings(Record):
     slurm: SlurmSection
     gpus: int = 0
     partition: str | None = None
-
-
-class Answering(Protocol):
-    """A check under way on one node."""
-
-    def answer(self) -> NodeCheck | None:
-        """What came out, or None while it runs."""
-
-    def stop(self) -> None:
-        """End it; harmless when it has ended."""
 
 
 def ways(
@@ -325,6 +315,7 @@ class SubmittedCheck:
     ends: EndedJobs
 
     def answer(self) -> NodeCheck | None:
+        """What came out, or None while it runs."""
         if self.job.paths.result_pickle.exists():
             return self._read()
         ended = self.ends.of(self.job.job_id)
@@ -349,6 +340,7 @@ class SubmittedCheck:
         return ""
 
     def stop(self) -> None:
+        """End it; harmless when it has ended."""
         with suppress(SchedulerError):  # it has a short time limit of its own
             self.scheduler.cancel(self.job.job_id)
 
@@ -521,6 +513,7 @@ class ProcessCheck:
         self._process: subprocess.Popen[str] | None = None
 
     def answer(self) -> NodeCheck | None:
+        """What came out, or None while it runs."""
         if self._process is None:
             if self._slots.acquire(blocking=False):
                 self._process = subprocess.Popen(
@@ -544,6 +537,7 @@ class ProcessCheck:
         return NodeCheck(self._node, CheckOutcome.UNKNOWN, f"{DIED}: {words}")
 
     def stop(self) -> None:
+        """End it; harmless when it has ended."""
         if self._process is None:
             return
         for ask in (self._process.terminate, self._process.kill):
@@ -551,3 +545,7 @@ class ProcessCheck:
                 if self._process.poll() is None:
                     ask()
                     self._process.communicate(timeout=5)
+
+
+Answering: TypeAlias = SubmittedCheck | ProcessCheck
+"""A check under way on one node."""

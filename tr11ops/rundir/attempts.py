@@ -495,9 +495,11 @@ def read_lives(paths: RunPaths, job_id: str) -> tuple[TrainerLife, ...]:
     )
 
 
-def attempts_before(paths: RunPaths, job_id: str) -> Iterator[tuple[Path, AttemptVerdict | None]]:
-    """Folders of the attempts other than `job_id`, newest first; the verdict is None where there is
-    none to be read.
+def attempts_before(
+    paths: RunPaths, job_id: str | None
+) -> Iterator[tuple[Path, AttemptVerdict | None]]:
+    """Folders of the attempts other than `job_id` (None: of all), newest first; the verdict is None
+    where there is none to be read.
     """
     try:
         entries = [

@@ -87,7 +87,7 @@ def befall_job(twin: Twin, fault: InjectedFault) -> None:
     """A fault of the job that runs on the node now: another one there is well. Raises TwinError
     when none trains.
     """
-    daemons = scan(twin.folders, [fault.target])[fault.target].daemons
+    daemons = _contents(twin, fault).daemons
     steps = {
         daemon.title[0]
         for daemon in daemons

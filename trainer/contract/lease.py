@@ -95,7 +95,7 @@ def living_claim(
     epoch, content = folder.newest()
     if not epoch:
         return None
-    claim = _parse(epoch, content)
+    claim = parse_claim(epoch, content)
     if claim is not None and not claim.held:
         return None
     with suppress(FileNotFoundError):
@@ -197,7 +197,7 @@ def _written(claim: LeaseClaim) -> bytes:
     )
 
 
-def _parse(epoch: int, content: bytes) -> LeaseClaim | None:
+def parse_claim(epoch: int, content: bytes) -> LeaseClaim | None:
     """The claim in a file; None when it is unfinished or torn: it says no name, but its epoch
     counts.
     """
@@ -231,7 +231,7 @@ class HolderWatch:
         """True: the lease may be taken; False: a living trainer holds it; None: watch on."""
         if self.epoch == 0:
             return True
-        holder = _parse(self.epoch, self.content)
+        holder = parse_claim(self.epoch, self.content)
         if holder is not None and (not holder.held or holder.is_earlier_launch_of(me)):
             return True
         if now - self.changed >= WATCH_SECONDS:
@@ -291,7 +291,7 @@ class Lease:
                 if verdict is None:
                     self._pause(LOOK_SECONDS)
                 elif not verdict:
-                    return _parse(watch.epoch, watch.content) or _nameless(watch.epoch)
+                    return parse_claim(watch.epoch, watch.content) or _nameless(watch.epoch)
                 elif self._claim(watch.epoch + 1):
                     return None
         finally:
@@ -305,7 +305,7 @@ class Lease:
             return
         self.lost = True
         epoch, content = self.folder.newest()
-        self.superseded_by = _parse(epoch, content)
+        self.superseded_by = parse_claim(epoch, content)
         self.is_hidden = epoch < self.me.epoch
         raise LeaseLost(self.words())
 
