@@ -34,7 +34,7 @@ import torch
 import torch.distributed as dist
 
 from trainer.checkpoint import store
-from trainer.checkpoint.publishing import CheckpointInfo, Extras, Finished
+from trainer.checkpoint.publishing import CheckpointInfo, Extras, Finished, NewCheckpoint
 from trainer.checkpoint.writer import AsyncSaver
 from trainer.parallel.state import FRAGMENT_KINDS, Fragment, LocalTensor, ShardedState
 
@@ -175,14 +175,14 @@ def measure(rank: int, ranks: int, folder: Path, options: argparse.Namespace, re
     saver = AsyncSaver(folder / "beside", print)
     saver.start(1, state, extras, info)  # allocates the memory of all later ones
     saver.wait()
-    size = store.save(folder / "warm", 1, state, extras, info).bytes
+    size = store.save(NewCheckpoint(folder / "warm", 1, extras, info), state).bytes
     for repeat in range(options.repeats):
         place, raw_path = folder / str(repeat), folder / f"raw{rank}"
         cached = timed(lambda: raw_write(raw_path, size // ranks))  # noqa: B023
         raw_path.unlink()
         direct = timed(lambda: raw_write(raw_path, size // ranks, os.O_DIRECT))  # noqa: B023
         raw_path.unlink()
-        saved = timed(lambda: store.save(place, 1, state, extras, info))  # noqa: B023
+        saved = timed(lambda: store.save(NewCheckpoint(place, 1, extras, info), state))  # noqa: B023
         beside = beside_steps(saver)
         verified = timed(lambda: store.find_resumable(place, "digests", True, print))  # noqa: B023
         loaded = timed(lambda: store.load(place, 1, state, info))  # noqa: B023

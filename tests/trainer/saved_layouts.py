@@ -8,7 +8,7 @@ from tests.trainer.cases import CPU, batches
 from tests.trainer.resumes import SIZE
 from trainer.checkpoint import randomness, store
 from trainer.checkpoint.deepspeed.collective import load_deepspeed, save_deepspeed
-from trainer.checkpoint.publishing import Extras
+from trainer.checkpoint.publishing import Extras, NewCheckpoint
 from trainer.config.card import TrainerConfig
 from trainer.contract.resumable import OPTIMIZER_SUMS
 from trainer.control.resume import checkpoint_info
@@ -35,8 +35,10 @@ def saved_and_loaded(config: TrainerConfig, folder: Path) -> list[list[float]]:
     counted = {"iteration": 3, "consumed_samples": 48, "consumed_tokens": 768}
     extras = Extras(counted | {OPTIMIZER_SUMS: engine.optimizer_sums()}, randomness.capture())
     info = checkpoint_info(config, mesh, "", "")
-    store.save(folder / "ours", 3, engine.sharded_state(), extras, info)
-    save_deepspeed(folder / "original", 3, engine.sharded_state(), extras, info, mesh)
+    store.save(NewCheckpoint(folder / "ours", 3, extras, info), engine.sharded_state())
+    save_deepspeed(
+        NewCheckpoint(folder / "original", 3, extras, info), engine.sharded_state(), mesh
+    )
     losses = [steps(engine, config, mesh, 3, 5)]
     for layout in ("ours", "original"):
         state = engine.sharded_state()

@@ -14,12 +14,9 @@ import os
 import sys
 import traceback
 from collections.abc import Sequence
-from types import SimpleNamespace
-from typing import Protocol, cast
 
 from trainer.contract.attempt import hear_signals, read_command_request
 from trainer.contract.errors import Tr11Error
-from trainer.contract.record import JsonObject
 
 EXIT_FINE = 0
 EXIT_NEEDS_PERSON = 1
@@ -48,14 +45,6 @@ _SILENCE = {
 }
 
 
-class CommandModule(Protocol):
-    """What a module of a command holds (see `trainer.checkpoint.commands`)."""
-
-    def run(self, options: SimpleNamespace) -> JsonObject: ...
-
-    def describe(self, result: JsonObject) -> str: ...
-
-
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command. Returns 0 fine, 1 needs a person, 2 wrong usage, 3 could not observe; a
     refusal is one line.
@@ -67,8 +56,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         hear_signals()
         options = read_command_request(sys.argv[1:] if arguments is None else arguments)
         as_json = options.as_json
-        # which loads torch
-        command = cast(CommandModule, importlib.import_module(COMMANDS[options.command]))
+        # which loads torch; what it holds: see `trainer.checkpoint.commands`
+        command = importlib.import_module(COMMANDS[options.command])
         result = command.run(options)
         if as_json:
             shown = json.dumps({"schema": SCHEMA, **result}, ensure_ascii=False)

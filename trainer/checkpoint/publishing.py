@@ -4,12 +4,11 @@ rename, `latest`.
 
 from __future__ import annotations
 
-import contextlib
 import io
 import shutil
 import time
 import uuid
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from itertools import chain
 from pathlib import Path
@@ -76,70 +75,76 @@ class Extras(Record):
     rng: Mapping[str, Tensor] = {}
 
 
-def prepare(folder: Path, step: int, names: list[str], report: Report = lambda line: None) -> Path:
-    """Clean up after killed saves and make this save's hidden folder with the inner folders
-    `names`; rank 0 only.
+class NewCheckpoint(Record):
+    """A checkpoint that is to be made below `folder` (checkpoints/VARIANT), but for its tensors.
 
-    No other save may be under way: what it has written would be taken for a killed one's. `report`:
-    see `publish`.
+    `latest`: whether the file of that name shall name it; it never names the weights alone while a training could
+    resume from another one. `fence` is asked on rank 0 before it gets its name, `report` told there when another
+    checkpoint bore it: see `publish`.
     """
-    make_shared(folder)
-    replacing.settle_replaced(folder, report)
-    checkpoints.remove_leftovers(folder)
-    partial = checkpoints.partial_path(folder, step, uuid.uuid4().hex[:12])
-    make_folder(partial)
-    for name in (*names, RNG):
-        make_folder(partial / name)
-    return partial
 
+    folder: Path
+    step: int
+    extras: Extras
+    info: CheckpointInfo
+    latest: bool = True
+    fence: Fence | None = None
+    report: Report = lambda line: None
 
-@contextlib.contextmanager
-def new_checkpoint(folder: Path, step: int) -> Iterator[Path]:
-    """The hidden folder in which one process writes the checkpoint of `step`, and from which it
-    publishes it.
+    @property
+    def place(self) -> Path:
+        """The checkpoint's own folder."""
+        return self.folder / checkpoint_name(self.step)
 
-    It leaves alone what other savers have in `folder`, and nothing of its own where it fails.
-    Raises CheckpointError when the step exists already, or when the disk refuses.
-    """
-    place = folder / checkpoint_name(step)
-    if place.exists():
-        raise CheckpointError(
-            f"{place} exists already and is not replaced; move it away, or write to another folder"
+    @property
+    def not_saved(self) -> str:
+        """How the fault of its save begins."""
+        return f"checkpoint of step {self.step} was not saved in {self.folder}"
+
+    def partial_path(self) -> Path:
+        """A hidden folder in which it may be written, which does not exist yet."""
+        return checkpoints.partial_path(self.folder, self.step, uuid.uuid4().hex[:12])
+
+    def prepare(self, names: Iterable[str]) -> Path:
+        """Clean up after killed saves and make this save's hidden folder with the inner folders
+        `names`; rank 0 only.
+
+        No other save may be under way: what it has written would be taken for a killed one's.
+        """
+        make_shared(self.folder)
+        replacing.settle_replaced(self.folder, self.report)
+        checkpoints.remove_leftovers(self.folder)
+        partial = self.partial_path()
+        make_folders(partial, names)
+        return partial
+
+    def extra_files(self, rank: int) -> dict[str, list[Bytes]]:
+        """The small files of a rank by their path in the checkpoint: its random state and, on rank
+        0, the cursor.
+        """
+        files: dict[str, list[Bytes]] = {}
+        if self.extras.rng:
+            stream = io.BytesIO()
+            torch.save(dict(self.extras.rng), stream)
+            files[f"{RNG}/rank_{rank}.pt"] = [as_bytes(stream.getbuffer())]
+        if rank == 0:
+            text = json_text({**self.extras.cursor, "step": self.step})
+            files[CURSOR_FILE] = [as_bytes(text.encode())]
+        return files
+
+    def publish(self, partial: Path, entries: Iterable[FileEntry]) -> int:
+        """Make a fully written folder the checkpoint; `entries` are of all ranks' files. See the
+        function of that name.
+        """
+        manifest = make_manifest(self.step, self.extras, self.info, entries)
+        return publish(
+            self.folder,
+            partial,
+            manifest,
+            latest=self.latest,
+            fence=self.fence,
+            report=self.report,
         )
-    partial = checkpoints.partial_path(folder, step, uuid.uuid4().hex[:12])
-    try:
-        make_shared(folder)
-        make_folder(partial)
-        make_folder(partial / RNG)
-        yield partial
-    except OSError as error:
-        shutil.rmtree(partial, ignore_errors=True)
-        raise CheckpointError(
-            f"checkpoint of step {step} was not written in {folder}: {one_line(error)}"
-        ) from error
-    except BaseException:
-        shutil.rmtree(partial, ignore_errors=True)
-        raise
-
-
-def extra_files(rank: int, step: int, extras: Extras) -> dict[str, list[Bytes]]:
-    """The small files of this rank by their path in the checkpoint: its random state and, on rank
-    0, the cursor.
-    """
-    files: dict[str, list[Bytes]] = {}
-    if extras.rng:
-        stream = io.BytesIO()
-        torch.save(dict(extras.rng), stream)
-        files[f"{RNG}/rank_{rank}.pt"] = [as_bytes(stream.getbuffer())]
-    if rank == 0:
-        text = json_text({**extras.cursor, "step": step})
-        files[CURSOR_FILE] = [as_bytes(text.encode())]
-    return files
-
-
-def write_extras(partial: Path, rank: int, step: int, extras: Extras) -> list[FileEntry]:
-    """Write this rank's small files; returns their entries."""
-    return write_named(partial, extra_files(rank, step, extras))
 
 
 def write_named(partial: Path, files: Mapping[str, Iterable[Bytes]]) -> list[FileEntry]:
@@ -149,7 +154,7 @@ def write_named(partial: Path, files: Mapping[str, Iterable[Bytes]]) -> list[Fil
 
 
 def make_manifest(
-    step: int, extras: Extras, info: CheckpointInfo, entries: tuple[FileEntry, ...]
+    step: int, extras: Extras, info: CheckpointInfo, entries: Iterable[FileEntry]
 ) -> Manifest:
     """The manifest of a checkpoint whose files are `entries`, all ranks' together."""
     return Manifest(
@@ -167,17 +172,17 @@ def make_manifest(
     )
 
 
+def make_folders(partial: Path, names: Iterable[str]) -> None:
+    """Make the hidden folder of a save, with the inner folders `names`."""
+    for inner in ("", *names, RNG):
+        make_folder(partial / inner)
+
+
 def save_together(
     ranks: RankGroup,
-    folder: Path,
-    step: int,
-    extras: Extras,
-    info: CheckpointInfo,
-    *,
-    names: list[str],
+    new: NewCheckpoint,
+    names: Iterable[str],
     write: Callable[[Path], list[FileEntry]],
-    fence: Fence | None,
-    report: Report,
 ) -> Finished:
     """The checkpoint that all ranks' files make, those that `write` writes below a hidden folder,
     which has the inner folders `names`. Collective.
@@ -185,40 +190,43 @@ def save_together(
     Raises CheckpointError on every rank; nothing of it is then left.
     """
     started = time.perf_counter()
-    what = not_saved(folder, step)
-    partial = ranks.on_first(what, prepare, folder, step, names=names, report=report)
+    partial = ranks.on_first(new.not_saved, new.prepare, names)
     try:
-        entries = ranks.collect(ranks.each(what, write, partial))
-        manifest = make_manifest(step, extras, info, tuple(chain.from_iterable(entries)))
-        total = ranks.on_first(
-            what, publish, folder, partial, manifest=manifest, fence=fence, report=report
-        )
+        entries = ranks.collect(ranks.each(new.not_saved, write, partial))
+        total = ranks.on_first(new.not_saved, new.publish, partial, chain.from_iterable(entries))
     except CheckpointError:
         if ranks.rank == 0:
             shutil.rmtree(partial, ignore_errors=True)
         raise
     seconds = time.perf_counter() - started
-    return Finished(step, folder / checkpoint_name(step), total, seconds=seconds, stall=seconds)
+    return Finished(new.step, new.place, total, seconds=seconds, stall=seconds)
 
 
-def not_saved(folder: Path, step: int) -> str:
-    """How the fault of a save begins."""
-    return f"checkpoint of step {step} was not saved in {folder}"
+def save_alone(new: NewCheckpoint, write: Callable[[Path], list[FileEntry]]) -> Path:
+    """The checkpoint that one process writes, its tensors by `write` below a hidden folder; returns
+    its own folder.
 
-
-def publish_alone(
-    partial: Path,
-    entries: list[FileEntry],
-    step: int,
-    extras: Extras,
-    info: CheckpointInfo,
-    latest: bool,
-    fence: Fence | None,
-) -> None:
-    """Make what one process wrote into the folder of `new_checkpoint` the checkpoint of its step."""
-    files = (*entries, *write_extras(partial, 0, step, extras))
-    manifest = make_manifest(step, extras, info, files)
-    publish(partial.parent, partial, manifest, latest=latest, fence=fence)
+    It leaves alone what other savers have there, and nothing of its own where it fails. Raises
+    CheckpointError when the step exists already, or when the disk refuses.
+    """
+    if new.place.exists():
+        raise CheckpointError(
+            f"{new.place} exists already and is not replaced; move it away, or write to another folder"
+        )
+    partial = new.partial_path()
+    try:
+        make_shared(new.folder)
+        make_folders(partial, ())
+        new.publish(partial, write(partial) + write_named(partial, new.extra_files(0)))
+    except OSError as error:
+        shutil.rmtree(partial, ignore_errors=True)
+        raise CheckpointError(
+            f"checkpoint of step {new.step} was not written in {new.folder}: {one_line(error)}"
+        ) from error
+    except BaseException:
+        shutil.rmtree(partial, ignore_errors=True)
+        raise
+    return new.place
 
 
 def publish(

@@ -26,18 +26,11 @@ from torch.distributed.checkpoint.metadata import (
 )
 
 from trainer.checkpoint.files import digesting, make_folder
-from trainer.checkpoint.publishing import (
-    CheckpointInfo,
-    Extras,
-    Fence,
-    new_checkpoint,
-    publish_alone,
-)
+from trainer.checkpoint.publishing import NewCheckpoint, save_alone
 from trainer.checkpoint.save_plan import INDEX_FILE
 from trainer.checkpoint.sharded_files import STEP_KEY
 from trainer.checkpoint.source import PARTS, Part, TensorFacts, TensorSource, read_finite
 from trainer.contract.checkpoint_formats import OPTIMIZER
-from trainer.contract.checkpoint_names import checkpoint_name
 from trainer.contract.errors import CheckpointError
 from trainer.contract.manifest import FileEntry
 from trainer.contract.record import Record
@@ -49,32 +42,21 @@ OnBytes = Callable[[int], None]
 
 
 def write_checkpoint(
-    folder: Path,
-    source: TensorSource,
-    step: int,
-    extras: Extras,
-    info: CheckpointInfo,
-    *,
-    latest: bool = True,
-    fence: Fence | None = None,
-    on_bytes: OnBytes = lambda count: None,
+    new: NewCheckpoint, source: TensorSource, *, on_bytes: OnBytes = lambda count: None
 ) -> Path:
-    """Write all tensors of `source` as the checkpoint of `step` below `folder`
-    (checkpoints/VARIANT).
+    """Write all tensors of `source` as a checkpoint; returns its own folder.
 
-    Returns the checkpoint's own folder.
     Holds one chunk (CHUNK_BYTES, or one row of a tensor where that is larger) in memory at a time. A source without an
-    optimizer gives a checkpoint of weights alone. `extras.rng` may be empty: a load then derives random streams again.
-    `latest`, `fence`: see `publish`. `on_bytes` is told of each chunk written (`source_bytes` in all).
+    optimizer gives a checkpoint of weights alone. Without random state among the extras a load derives random streams
+    again. `on_bytes` is told of each chunk written (`source_bytes` in all).
     Leaves alone what other savers have in the folder. Raises CheckpointError when the step exists already, when the
     source is damaged or holds NaN or infinity, or when the disk refuses; nothing of the new checkpoint is then left.
     """
-    with new_checkpoint(folder, step) as partial:
-        entries = [
-            entry for part in PARTS for entry in _write_part(partial, part, source, on_bytes)
-        ]
-        publish_alone(partial, entries, step, extras, info=info, latest=latest, fence=fence)
-    return folder / checkpoint_name(step)
+
+    def write(partial: Path) -> list[FileEntry]:
+        return [entry for part in PARTS for entry in _write_part(partial, part, source, on_bytes)]
+
+    return save_alone(new, write)
 
 
 def source_bytes(source: TensorSource) -> int:

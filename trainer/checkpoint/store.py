@@ -24,11 +24,8 @@ from trainer.checkpoint import sharded_files
 from trainer.checkpoint.files import Bytes, as_bytes
 from trainer.checkpoint.publishing import (
     CheckpointInfo,
-    Extras,
-    Fence,
     Finished,
-    extra_files,
-    not_saved,
+    NewCheckpoint,
     save_together,
     write_named,
 )
@@ -68,32 +65,25 @@ class Loaded(Record):
 
 
 def save(
-    folder: Path,
-    step: int,
+    new: NewCheckpoint,
     state: ShardedState,
-    extras: Extras,
-    info: CheckpointInfo,
     *,
     group: dist.ProcessGroup | None = None,
     save_optimizer: bool = True,
-    fence: Fence | None = None,
-    report: Report = lambda line: None,
 ) -> Finished:
-    """Write the checkpoint of `step` below `folder` (checkpoints/VARIANT) and make `latest` name
-    it. Collective.
+    """Write a checkpoint and make `latest` name it. Collective.
 
     `group`: all ranks, with a CPU back-end; None is the default group, or this process alone without one.
     `save_optimizer`: without it the checkpoint is the weights alone, and only a load that does without the optimizer
-    takes it. Without `extras.rng` a load derives random streams again. `fence`, `report`: see `publish`; of rank 0.
+    takes it. Without random state among the extras a load derives random streams again.
     What bears the step's name already makes room (see `trainer.contract.replacing`). Folders that killed saves left
     are removed first, so no AsyncSaver may be at work on the folder.
     Raises CheckpointError on every rank (disk full, no rights, ranks whose parts do not fit together); the partial
     folder is then removed, and `latest` and all older checkpoints are as before.
     """
     ranks = RankGroup(group)
-    what = not_saved(folder, step)
-    parts = ranks.each(what, saved_parts, state, save_optimizer)
-    shares = {name: plan_share(pieces, ranks, what) for name, pieces in parts.items()}
+    parts = ranks.each(new.not_saved, saved_parts, state, save_optimizer)
+    shares = {name: plan_share(pieces, ranks, new.not_saved) for name, pieces in parts.items()}
 
     def write(partial: Path) -> list[FileEntry]:
         """Tensors are read when a file's turn comes."""
@@ -102,19 +92,9 @@ def save(
             for name, share in shares.items()
             if share.placed
         }
-        return write_named(partial, files | small_files(ranks.rank, step, shares, extras))
+        return write_named(partial, files | small_files(ranks.rank, shares, new))
 
-    return save_together(
-        ranks,
-        folder,
-        step,
-        extras,
-        info=info,
-        names=list(parts),
-        write=write,
-        fence=fence,
-        report=report,
-    )
+    return save_together(ranks, new, list(parts), write)
 
 
 def saved_parts(state: ShardedState, save_optimizer: bool) -> dict[str, list[TensorPiece]]:
@@ -128,7 +108,7 @@ def saved_parts(state: ShardedState, save_optimizer: bool) -> dict[str, list[Ten
 
 
 def small_files(
-    rank: int, step: int, shares: Mapping[str, FolderShare], extras: Extras
+    rank: int, shares: Mapping[str, FolderShare], new: NewCheckpoint
 ) -> dict[str, list[Bytes]]:
     """What this rank writes besides tensors, by path in the checkpoint; most of it is rank 0's:
     indexes and cursor.
@@ -138,7 +118,7 @@ def small_files(
         for name, share in shares.items()
         if share.index is not None
     }
-    return {**indexes, **extra_files(rank, step, extras)}
+    return {**indexes, **new.extra_files(rank)}
 
 
 def load(
@@ -182,11 +162,9 @@ def load(
     cursor, rng = ranks.each(what, _read_extras, place, ranks.rank, same_topology=same)
     remarks: tuple[str, ...] = ()
     if not weights_only:  # nothing random follows from weights alone
-        if same:
-            remarks = ()
-        else:
+        if not same:
             remarks = (_reshaped(manifest.topology, info.topology),)
-        if same and rng is None:
+        elif rng is None:
             remarks = ("the checkpoint holds no random-number state: streams are derived again",)
     return Loaded(
         manifest,
@@ -212,27 +190,9 @@ def find_resumable(
     `report` is called on rank 0 only. Raises CheckpointError on every rank.
     """
     ranks = RankGroup(group)
-    if ranks.rank == 0:
-        return _lead_search(
-            ranks, folder, verify, expect_resume=expect_resume, report=report, need=need
-        )
-    while True:
-        order = ranks.broadcast(cast("tuple[str, Any]", ("", None)))
-        if order[0] == "found":
-            return cast("int | None", order[1])
-        if order[0] == "refused":
-            raise CheckpointError(order[1])
-        ranks.gather(_share_of_faults(ranks, *order[1]))
+    if ranks.rank != 0:
+        return _follow_search(ranks)
 
-
-def _lead_search(
-    ranks: RankGroup,
-    folder: Path,
-    verify: Verify,
-    expect_resume: bool,
-    report: Report,
-    need: ResumeNeed | None,
-) -> int | None:
     def faults_of(place: Path, manifest: Manifest) -> list[str]:
         if verify == "sizes":
             return size_faults(place, manifest)
@@ -248,6 +208,17 @@ def _lead_search(
         raise
     ranks.broadcast(("found", step))
     return step
+
+
+def _follow_search(ranks: RankGroup) -> int | None:
+    """The search on any other rank than the first: it reads its share of what that asks for."""
+    while True:
+        order = ranks.broadcast(cast("tuple[str, Any]", ("", None)))
+        if order[0] == "found":
+            return cast("int | None", order[1])
+        if order[0] == "refused":
+            raise CheckpointError(order[1])
+        ranks.gather(_share_of_faults(ranks, *order[1]))
 
 
 def _share_of_faults(ranks: RankGroup, place: Path, manifest: Manifest) -> list[str]:

@@ -39,10 +39,7 @@ from trainer.checkpoint.publishing import (
     Extras,
     Fence,
     Finished,
-    make_manifest,
-    not_saved,
-    prepare,
-    publish,
+    NewCheckpoint,
 )
 from trainer.checkpoint.save_plan import FolderShare, plan_share, signature
 from trainer.checkpoint.sharded_files import TensorPiece
@@ -53,7 +50,6 @@ from trainer.checkpoint.staging import (
     ready_staging,
     shortage,
 )
-from trainer.contract.checkpoint_names import checkpoint_name
 from trainer.contract.errors import CheckpointError, lost_a_rank
 from trainer.contract.files import host_name
 from trainer.contract.manifest import FileEntry
@@ -81,10 +77,8 @@ Outcome = Finished | Failed
 class _Flight:
     """One save under way. `published` is set once all ranks' files are written, and on rank 0 only."""
 
-    step: int
+    new: NewCheckpoint
     partial: Path
-    extras: Extras
-    info: CheckpointInfo
     written: Future[list[FileEntry]]
     started: float
     stall: float
@@ -137,7 +131,7 @@ class AsyncSaver:
         """The step of the save under way."""
         if self._flight is None:
             return None
-        return self._flight.step
+        return self._flight.new.step
 
     def reserve(self, state: ShardedState, *, save_optimizer: bool = True) -> None:
         """Plan the saves of such a state, and begin to get the memory for its copies, in the
@@ -189,35 +183,22 @@ class AsyncSaver:
         began = time.perf_counter()
         self._finish_flight()
         waited = time.perf_counter() - began
-        what = not_saved(self.folder, step)
+        new = self._new(step, extras, info)
         try:
-            parts = self._ranks.each(what, store.saved_parts, state, save_optimizer)
-            reason = self._make_room(parts, what)
+            parts = self._ranks.each(new.not_saved, store.saved_parts, state, save_optimizer)
+            reason = self._make_room(parts, new.not_saved)
             if reason is None:
-                partial = self._ranks.on_first(
-                    what, prepare, self.folder, step, names=list(parts), report=self.report
-                )
+                partial = self._ranks.on_first(new.not_saved, new.prepare, list(parts))
         except CheckpointError as fault:
             self._fail(step, fault)
             return
         if reason is not None:
             self.report(f"checkpoint of step {step} is saved while the training waits: {reason}")
-            self._save_at_once(
-                step, state, extras, info, save_optimizer=save_optimizer, began=began
-            )
+            self._save_at_once(new, state, save_optimizer, began)
             return
-        written = self._copy_and_write(step, partial, parts, extras)
+        written = self._copy_and_write(new, partial, parts)
         stall = time.perf_counter() - began
-        self._flight = _Flight(
-            step,
-            partial,
-            extras,
-            info=info,
-            written=written,
-            started=began,
-            stall=stall,
-            waited=waited,
-        )
+        self._flight = _Flight(new, partial, written, started=began, stall=stall, waited=waited)
 
     def poll(self) -> Outcome | None:
         """The outcome of a save that has ended and was not told yet; None otherwise. Collective.
@@ -258,7 +239,7 @@ class AsyncSaver:
         """
         began = time.perf_counter()
         self._finish_flight()
-        self._save_at_once(step, state, extras, info, save_optimizer=save_optimizer, began=began)
+        self._save_at_once(self._new(step, extras, info), state, save_optimizer, began)
         return self.wait()
 
     def close(self) -> None:
@@ -269,8 +250,11 @@ class AsyncSaver:
         self._drop_staging()
 
     # ------------------------------------------------------------------ the way of a save
+    def _new(self, step: int, extras: Extras, info: CheckpointInfo) -> NewCheckpoint:
+        return NewCheckpoint(self.folder, step, extras, info, fence=self.fence, report=self.report)
+
     def _copy_and_write(
-        self, step: int, partial: Path, parts: Mapping[str, list[TensorPiece]], extras: Extras
+        self, new: NewCheckpoint, partial: Path, parts: Mapping[str, list[TensorPiece]]
     ) -> Future[list[FileEntry]]:
         """Copy, and hand over to the background. A fault of this rank alone is the future's: all
         hear it at a poll.
@@ -278,7 +262,7 @@ class AsyncSaver:
         try:
             assert self._staging is not None
             images = self._copy(parts, self._staging)
-            small = store.small_files(self._ranks.rank, step, self._shares, extras)
+            small = store.small_files(self._ranks.rank, self._shares, new)
             return self._background.submit(_write, self._staging, partial, images, small)
         except Exception as error:
             failed: Future[list[FileEntry]] = Future()
@@ -295,13 +279,15 @@ class AsyncSaver:
         """From written to publishing, or from published to the end; waits for anyone who is not so
         far.
         """
-        what = not_saved(self.folder, flight.step)
+        what = flight.new.not_saved
         try:
             if not flight.publishing:
                 entries = self._ranks.collect(self._ranks.each(what, flight.written.result))
                 flight.publishing = True
                 if self._ranks.rank == 0:
-                    flight.published = self._background.submit(self._publish, flight, entries)
+                    flight.published = self._background.submit(
+                        flight.new.publish, flight.partial, chain.from_iterable(entries)
+                    )
                 return
             total = self._ranks.on_first(
                 what, lambda: flight.published.result() if flight.published else 0
@@ -310,16 +296,15 @@ class AsyncSaver:
             self._flight = None
             if self._ranks.rank == 0 and not lost_a_rank(fault):
                 shutil.rmtree(flight.partial, ignore_errors=True)
-            self._fail(flight.step, fault)
+            self._fail(flight.new.step, fault)
             return
         self._flight = None
         now = time.perf_counter()
         stall = flight.stall + (0.0 if flight.awaited_since is None else now - flight.awaited_since)
-        place = self.folder / checkpoint_name(flight.step)
         self._outcomes.append(
             Finished(
-                flight.step,
-                place,
+                flight.new.step,
+                flight.new.place,
                 total,
                 seconds=now - flight.started,
                 stall=stall,
@@ -327,37 +312,14 @@ class AsyncSaver:
             )
         )
 
-    def _publish(self, flight: _Flight, entries: list[list[FileEntry]]) -> int:
-        """Make the written folder a checkpoint; returns its bytes. In the background of rank 0."""
-        written = tuple(chain.from_iterable(entries))
-        manifest = make_manifest(flight.step, flight.extras, flight.info, written)
-        return publish(self.folder, flight.partial, manifest, fence=self.fence, report=self.report)
-
     def _save_at_once(
-        self,
-        step: int,
-        state: ShardedState,
-        extras: Extras,
-        info: CheckpointInfo,
-        *,
-        save_optimizer: bool,
-        began: float,
+        self, new: NewCheckpoint, state: ShardedState, save_optimizer: bool, began: float
     ) -> None:
         waited = time.perf_counter() - began
         try:
-            saved = store.save(
-                self.folder,
-                step,
-                state,
-                extras,
-                info=info,
-                group=self.group,
-                save_optimizer=save_optimizer,
-                fence=self.fence,
-                report=self.report,
-            )
+            saved = store.save(new, state, group=self.group, save_optimizer=save_optimizer)
         except CheckpointError as fault:
-            self._fail(step, fault)
+            self._fail(new.step, fault)
             return
         seconds = time.perf_counter() - began
         self._outcomes.append(replace(saved, seconds=seconds, stall=seconds, waited=waited))

@@ -9,7 +9,7 @@ from typing import Any
 from trainer.checkpoint import randomness
 from trainer.checkpoint.deepspeed.collective import save_deepspeed
 from trainer.checkpoint.deepspeed.content import OptimizerSettings
-from trainer.checkpoint.publishing import Extras, Finished
+from trainer.checkpoint.publishing import Extras, Finished, NewCheckpoint
 from trainer.checkpoint.writer import AsyncSaver, Failed, Outcome
 from trainer.config.data_match import CURSOR_KEY
 from trainer.contract.documents import document
@@ -174,18 +174,21 @@ class Saver:
         self, state: ShardedState, progress: Progress, plan: LearningRatePlan
     ) -> Outcome:
         try:
-            return save_deepspeed(
+            new = NewCheckpoint(
                 self._config.paths.checkpoints,
                 progress.iteration,
+                self._extras(progress, plan),
+                self._info,
+                fence=self._fence,
+                report=self._say,
+            )
+            return save_deepspeed(
+                new,
                 state,
-                extras=self._extras(progress, plan),
-                info=self._info,
-                mesh=self._mesh,
+                self._mesh,
                 settings=self._settings(progress, plan),
                 save_optimizer=self._config.checkpoint.save_optimizer,
                 group=self._mesh.cpu_group,
-                fence=self._fence,
-                report=self._say,
             )
         except CheckpointError as fault:
             if lost_a_rank(fault):

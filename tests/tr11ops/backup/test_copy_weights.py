@@ -21,6 +21,7 @@ from tests.trainer.child_requests import checkpoints as run_checkpoints
 from tr11ops.backup.restore import restore_checkpoint
 from tr11ops.backup.source import read_source
 from tr11ops.base.errors import CopyError
+from trainer.checkpoint.publishing import NewCheckpoint
 from trainer.checkpoint.reader import check_digests, open_checkpoint
 from trainer.checkpoint.rewrite import write_checkpoint
 from trainer.contract.checkpoints import find_resumable
@@ -43,7 +44,7 @@ def test_inspect_reshape_and_export(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], layout: str
 ) -> None:
     folder = write_checkpoint(
-        tmp_path / "saved", SOURCE, 5, extras_of(SOURCE), info_of(SOURCE, TOPOLOGY)
+        NewCheckpoint(tmp_path / "saved", 5, extras_of(SOURCE), info_of(SOURCE, TOPOLOGY)), SOURCE
     )
     if layout != "tr11":
         run(capsys, "reshape", folder, "-o", tmp_path / "other", "--format", "deepspeed")

@@ -8,7 +8,7 @@ import torch
 
 from tests.trainer.checkpoint.synthetic import Model, Shape, state
 from trainer.checkpoint import store
-from trainer.checkpoint.publishing import CheckpointInfo, Extras
+from trainer.checkpoint.publishing import CheckpointInfo, Extras, NewCheckpoint
 
 
 def save(folder: Path, step: int, spoil: bool = False) -> Path:
@@ -19,4 +19,6 @@ def save(folder: Path, step: int, spoil: bool = False) -> Path:
         held.weights[2].tensor.view(-1)[3] += 1.0
     cursor = {"iteration": step, "consumed_samples": 8 * step, "consumed_tokens": 128 * step}
     extras = Extras(cursor, {"torch": torch.get_rng_state()})
-    return store.save(folder, step, held, extras, CheckpointInfo(shape.topology, {})).folder
+    return store.save(
+        NewCheckpoint(folder, step, extras, CheckpointInfo(shape.topology, {})), held
+    ).folder

@@ -21,6 +21,7 @@ from tr11ops.rundir.copies import CopyRecord, read_copies, write_copy
 from tr11ops.rundir.paths import RunDirectory
 from trainer.checkpoint import rewrite
 from trainer.checkpoint.deepspeed.write import write_deepspeed_layout
+from trainer.checkpoint.publishing import NewCheckpoint
 from trainer.contract.paths import RunPaths
 from trainer.contract.resumable import ResumeFault, ResumeNeed, judge, size_faults
 
@@ -50,7 +51,8 @@ def save(checkpoints: Path, monkeypatch: pytest.MonkeyPatch):
                 module, "read_finite", lambda source, *place, **cut: source.read(*place, **cut)
             )
         write = rewrite.write_checkpoint if layout == "tr11" else write_deepspeed_layout
-        return write(checkpoints, source, step, extras_of(source), info_of(source, TOPOLOGY))
+        new = NewCheckpoint(checkpoints, step, extras_of(source), info_of(source, TOPOLOGY))
+        return write(new, source)
 
     return make
 

@@ -37,7 +37,7 @@ def train(what: dict[str, Any]) -> int:
 
     from tests.trainer.checkpoint.synthetic import Model, Shape, differences, state
     from trainer.checkpoint import store
-    from trainer.checkpoint.publishing import CheckpointInfo, Extras
+    from trainer.checkpoint.publishing import CheckpointInfo, Extras, NewCheckpoint
     from trainer.contract.checkpoint_names import checkpoint_name
     from trainer.contract.checkpoints import fence_off
     from trainer.contract.errors import CheckpointError
@@ -71,10 +71,9 @@ def train(what: dict[str, Any]) -> int:
         assert not differences(filled, wanted), f"{place} was loaded, and is not what was saved"
     step = (found or 0) + what["gain"]
     extras = Extras({"consumed_samples": step, "consumed_tokens": step, "token": what["token"]})
-    store.save(
-        paths.checkpoints, step, state(model, shape, 0, what["token"]), extras, info,
-        save_optimizer=what["optimizer"], fence=lease.check,
-    )  # fmt: skip
+    new = NewCheckpoint(paths.checkpoints, step, extras, info, fence=lease.check)
+    saved = state(model, shape, 0, what["token"])
+    store.save(new, saved, save_optimizer=what["optimizer"])
     lease.release()
     return 1 + (found or 0)
 

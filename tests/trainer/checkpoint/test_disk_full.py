@@ -17,7 +17,7 @@ import torch.distributed as dist
 from tests.trainer.checkpoint import world
 from tests.trainer.checkpoint.synthetic import Model, Shape, differences, state
 from trainer.checkpoint import store
-from trainer.checkpoint.publishing import CheckpointInfo, Extras, Finished
+from trainer.checkpoint.publishing import CheckpointInfo, Extras, Finished, NewCheckpoint
 from trainer.checkpoint.writer import AsyncSaver, Failed
 from trainer.contract.errors import CheckpointError
 
@@ -34,12 +34,12 @@ def limited_save(rank: int, folder: Path) -> str:
     """Save once; then again while rank 2 may not write files of more than 8 KiB; then once more
     without the limit.
     """
-    store.save(folder, 1, state(MODEL, SHAPE, rank, 1), extras(1), INFO)
+    store.save(NewCheckpoint(folder, 1, extras(1), INFO), state(MODEL, SHAPE, rank, 1))
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     if rank == 2:
         resource.setrlimit(resource.RLIMIT_FSIZE, (8192, hard))
     with pytest.raises(CheckpointError) as caught:
-        store.save(folder, 2, state(MODEL, SHAPE, rank, 2), extras(2), INFO)
+        store.save(NewCheckpoint(folder, 2, extras(2), INFO), state(MODEL, SHAPE, rank, 2))
     resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
     if rank == 0:
         assert sorted(path.name for path in folder.iterdir()) == ["global_step1", "latest"]
@@ -47,7 +47,7 @@ def limited_save(rank: int, folder: Path) -> str:
     assert store.find_resumable(folder, "digests", True, print) == 1
     store.load(folder, 1, found, INFO)
     assert differences(found, state(MODEL, SHAPE, rank, 1)) == []
-    store.save(folder, 3, state(MODEL, SHAPE, rank, 3), extras(3), INFO)
+    store.save(NewCheckpoint(folder, 3, extras(3), INFO), state(MODEL, SHAPE, rank, 3))
     assert store.find_resumable(folder, "digests", True, print) == 3
     return str(caught.value)
 
@@ -80,7 +80,9 @@ def small_disk(memory: Path) -> Iterator[Path]:
 def fill(rank: int, folder: Path) -> str:
     with pytest.raises(CheckpointError) as caught:
         for step in range(1, 100):
-            store.save(folder, step, state(MODEL, SHAPE, rank, step), extras(step), INFO)
+            store.save(
+                NewCheckpoint(folder, step, extras(step), INFO), state(MODEL, SHAPE, rank, step)
+            )
     assert step > 1
     assert store.find_resumable(folder, "digests", True, print) == step - 1
     found = state(MODEL, SHAPE, rank, None)

@@ -19,7 +19,7 @@ from tests.forks import die_at, killed_at
 from tests.trainer.checkpoint import lives, world
 from tests.trainer.checkpoint.synthetic import Model, Shape, differences, state
 from trainer.checkpoint import store
-from trainer.checkpoint.publishing import CheckpointInfo, Extras, Finished
+from trainer.checkpoint.publishing import CheckpointInfo, Extras, Finished, NewCheckpoint
 from trainer.checkpoint.writer import AsyncSaver
 from trainer.contract.checkpoint_names import SUPERSEDED_SUFFIX, checkpoint_steps
 from trainer.contract.errors import CheckpointError
@@ -40,7 +40,7 @@ def save(
     cursor = {"content": content, "consumed_samples": content, "consumed_tokens": content}
     live, extras = state(MODEL, shape, rank, content), Extras(cursor)
     if not beside:
-        store.save(folder, step, live, extras, info(shape))
+        store.save(NewCheckpoint(folder, step, extras, info(shape)), live)
         return
     saver = AsyncSaver(folder, print)
     saver.start(step, live, extras, info(shape))

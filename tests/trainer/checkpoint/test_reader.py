@@ -28,7 +28,7 @@ from tests.trainer.checkpoint.memory_source import (
 from tests.trainer.checkpoint.synthetic import Model, Shape, differences, logical, state
 from trainer.checkpoint import randomness, rewrite, store
 from trainer.checkpoint.deepspeed.write import write_deepspeed_layout
-from trainer.checkpoint.publishing import CheckpointInfo, Extras
+from trainer.checkpoint.publishing import CheckpointInfo, Extras, NewCheckpoint
 from trainer.checkpoint.reader import check_digests, open_checkpoint, part_bytes
 from trainer.checkpoint.rewrite import row_blocks, source_bytes, write_checkpoint
 from trainer.checkpoint.source import CheckpointFacts, Part, TensorFacts, TensorSource
@@ -44,7 +44,8 @@ EXTRAS = Extras({"iteration": STEP, "consumed_samples": 240, "consumed_tokens": 
 def save_rank(rank: int, folder: Path) -> None:
     extras = Extras(EXTRAS.cursor, randomness.capture())
     store.save(
-        folder, STEP, state(MODEL, SHAPE, rank, STEP), extras, CheckpointInfo(SHAPE.topology, FACTS)
+        NewCheckpoint(folder, STEP, extras, CheckpointInfo(SHAPE.topology, FACTS)),
+        state(MODEL, SHAPE, rank, STEP),
     )
 
 
@@ -143,7 +144,7 @@ def bytes_read() -> int:
 
 def test_only_the_wanted_rows_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     place = write_checkpoint(
-        tmp_path, Large(), 1, Extras(Large.facts.cursor), CheckpointInfo({}, {})
+        NewCheckpoint(tmp_path, 1, Extras(Large.facts.cursor), CheckpointInfo({}, {})), Large()
     )
     source = open_checkpoint(place)
     source.read("weights", "big.weight", (0, 0), (1, 1))
@@ -290,7 +291,9 @@ def test_a_rewritten_checkpoint_is_the_same(
     monkeypatch.setattr(rewrite, "FILE_BYTES", 3000)
     source, told = open_checkpoint(saved), []
     info = CheckpointInfo({"tensor": 1, "pipeline": 1, "data": 1}, FACTS)
-    place = write_checkpoint(tmp_path / "new", source, STEP, EXTRAS, info, on_bytes=told.append)
+    place = write_checkpoint(
+        NewCheckpoint(tmp_path / "new", STEP, EXTRAS, info), source, on_bytes=told.append
+    )
     assert sum(told) == source_bytes(source) + 8  # and the optimizer's step
     manifest = Manifest.read(place)
     assert manifest is not None and manifest_faults(place, manifest, read_digests=True) == []
@@ -318,7 +321,8 @@ def test_a_rewritten_checkpoint_is_the_same(
 def test_weights_alone_are_rewritten(copy: Path, tmp_path: Path) -> None:
     shutil.rmtree(copy / "optimizer")
     place = write_checkpoint(
-        tmp_path / "new", open_checkpoint(copy), 5, EXTRAS, CheckpointInfo({}, FACTS), latest=False
+        NewCheckpoint(tmp_path / "new", 5, EXTRAS, CheckpointInfo({}, FACTS), latest=False),
+        open_checkpoint(copy),
     )
     assert not (place / "optimizer").exists()
     assert not (tmp_path / "new" / "latest").exists()
@@ -331,7 +335,8 @@ def test_an_existing_step_is_not_replaced(saved: Path) -> None:
     before = sorted(saved.parent.iterdir())
     with pytest.raises(CheckpointError, match="exists already"):
         write_checkpoint(
-            saved.parent, open_checkpoint(saved), STEP, EXTRAS, CheckpointInfo({}, FACTS)
+            NewCheckpoint(saved.parent, STEP, EXTRAS, CheckpointInfo({}, FACTS)),
+            open_checkpoint(saved),
         )
     assert sorted(saved.parent.iterdir()) == before
 
@@ -348,7 +353,7 @@ class Failing(Large):
 def test_a_failing_source_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rewrite, "CHUNK_BYTES", 1 << 20)
     with pytest.raises(CheckpointError, match="the source broke"):
-        write_checkpoint(tmp_path, Failing(), 1, EXTRAS, CheckpointInfo({}, {}))
+        write_checkpoint(NewCheckpoint(tmp_path, 1, EXTRAS, CheckpointInfo({}, {})), Failing())
     assert list(tmp_path.iterdir()) == []
 
 
@@ -358,7 +363,7 @@ def limited_write(rank: int, folder: Path) -> str:
     _, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, hard))
     with pytest.raises(CheckpointError) as caught:
-        write_checkpoint(folder, Large(), 1, EXTRAS, CheckpointInfo({}, {}))
+        write_checkpoint(NewCheckpoint(folder, 1, EXTRAS, CheckpointInfo({}, {})), Large())
     return str(caught.value)
 
 
@@ -399,5 +404,8 @@ def test_the_tensor_is_named_and_nothing_is_left(
     source: MemorySource = memory_source(Sizes())
     source.parts[part][key].view(-1)[-1] = number
     with pytest.raises(CheckpointError, match=rf"^{key} \({part}\) holds NaN or infinity"):
-        write(tmp_path / "checkpoints", source, 5, extras_of(source), info_of(source, TOPOLOGY))
+        new = NewCheckpoint(
+            tmp_path / "checkpoints", 5, extras_of(source), info_of(source, TOPOLOGY)
+        )
+        write(new, source)
     assert list((tmp_path / "checkpoints").glob("*")) == []

@@ -21,7 +21,13 @@ from torch import Tensor
 from tests.trainer.checkpoint import world
 from tests.trainer.checkpoint.synthetic import Model, Shape, differences, state
 from trainer.checkpoint import randomness, store
-from trainer.checkpoint.publishing import CheckpointInfo, Extras, make_manifest, publish
+from trainer.checkpoint.publishing import (
+    CheckpointInfo,
+    Extras,
+    NewCheckpoint,
+    make_manifest,
+    publish,
+)
 from trainer.checkpoint.save_plan import Envelopes
 from trainer.contract.checkpoint_names import read_latest
 from trainer.contract.checkpoints import find_resumable, partial_path
@@ -53,7 +59,8 @@ def extras(step: int, rank: int = 0) -> Extras:
 
 def save_rank(rank: int, folder: Path, shape: Shape, step: int) -> int:
     return store.save(
-        folder, step, state(MODEL, shape, rank, step), extras(step, rank), info(shape)
+        NewCheckpoint(folder, step, extras(step, rank), info(shape)),
+        state(MODEL, shape, rank, step),
     ).bytes
 
 
@@ -96,7 +103,9 @@ def save_each_load_some(rank: int, folder: Path, apart: tuple[int, ...]) -> None
         if rank < saved.world:
             mine = state(MODEL, saved, rank, step)
             store.save(
-                folder, step, mine, extras(step, rank), info(saved), group=groups[saved.world]
+                NewCheckpoint(folder, step, extras(step, rank), info(saved)),
+                mine,
+                group=groups[saved.world],
             )
         dist.barrier()
         for shape in [SHAPES[(step + further) % len(SHAPES)] for further in apart]:
@@ -145,7 +154,9 @@ def test_eight_ranks_save_twice(memory: Path) -> None:
 
 
 def test_what_a_checkpoint_holds(memory: Path) -> None:
-    result = store.save(memory, 3, state(MODEL, Shape(), 0, 3), extras(3), info(Shape()))
+    result = store.save(
+        NewCheckpoint(memory, 3, extras(3), info(Shape())), state(MODEL, Shape(), 0, 3)
+    )
     manifest = Manifest.read(result.folder)
     assert manifest is not None
     on_disk = {
@@ -172,7 +183,9 @@ def test_what_a_checkpoint_holds(memory: Path) -> None:
 def test_torchs_own_tool_reads_the_weights(memory: Path) -> None:
     from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 
-    result = store.save(memory, 3, state(MODEL, Shape(), 0, 3), extras(3), info(Shape()))
+    result = store.save(
+        NewCheckpoint(memory, 3, extras(3), info(Shape())), state(MODEL, Shape(), 0, 3)
+    )
     dcp_to_torch_save(result.folder / "weights", memory / "weights.pt")
     plain = torch.load(memory / "weights.pt", weights_only=True)
     for item in state(MODEL, Shape(), 0, 3).weights:
@@ -180,7 +193,9 @@ def test_torchs_own_tool_reads_the_weights(memory: Path) -> None:
 
 
 def test_weights_alone_are_enough_for_evaluation(memory: Path) -> None:
-    result = store.save(memory, 3, state(MODEL, Shape(), 0, 3), extras(3), info(Shape()))
+    result = store.save(
+        NewCheckpoint(memory, 3, extras(3), info(Shape())), state(MODEL, Shape(), 0, 3)
+    )
     for path in sorted((result.folder / "optimizer").iterdir()):
         path.write_bytes(b"x" * path.stat().st_size)
     empty = state(MODEL, Shape(), 0, None, dtype=torch.float32)
@@ -193,7 +208,9 @@ def test_weights_alone_are_enough_for_evaluation(memory: Path) -> None:
 def test_a_checkpoint_may_be_weights_alone(memory: Path) -> None:
     mine = state(MODEL, Shape(), 0, 3, dtype=torch.float16)
     result = store.save(
-        memory, 3, mine, Extras(extras(3).cursor), info(Shape()), save_optimizer=False
+        NewCheckpoint(memory, 3, Extras(extras(3).cursor), info(Shape())),
+        mine,
+        save_optimizer=False,
     )
     assert sorted(path.name for path in result.folder.iterdir()) == [
         "cursor.json",
@@ -214,20 +231,25 @@ def test_a_checkpoint_may_be_weights_alone(memory: Path) -> None:
 
 
 def test_a_training_is_told_of_random_state_that_was_not_saved(memory: Path) -> None:
-    store.save(memory, 3, state(MODEL, Shape(), 0, 3), Extras(extras(3).cursor), info(Shape()))
+    store.save(
+        NewCheckpoint(memory, 3, Extras(extras(3).cursor), info(Shape())),
+        state(MODEL, Shape(), 0, 3),
+    )
     loaded = store.load(memory, 3, state(MODEL, Shape(), 0, None), info(Shape()))
     assert loaded.rng is None
     assert any("random-number" in remark for remark in loaded.remarks)
 
 
 def test_a_save_over_the_same_step_deletes_nothing_else(memory: Path) -> None:
-    store.save(memory, 3, state(MODEL, Shape(), 0, 3), extras(3), info(Shape()))
+    store.save(NewCheckpoint(memory, 3, extras(3), info(Shape())), state(MODEL, Shape(), 0, 3))
     (memory / ".global_step9.partial-dead").mkdir()
-    store.save(memory, 3, state(MODEL, Shape(), 0, 4), extras(4), info(Shape()))
+    store.save(NewCheckpoint(memory, 3, extras(4), info(Shape())), state(MODEL, Shape(), 0, 4))
     empty = state(MODEL, Shape(), 0, None)
     assert store.load(memory, 3, empty, info(Shape())).cursor["iteration"] == 4
     assert differences(empty, state(MODEL, Shape(), 0, 4)) == []
-    store.save(memory, 3, state(MODEL, Shape(), 0, 4), extras(4), info(Shape()))  # nothing new
+    store.save(
+        NewCheckpoint(memory, 3, extras(4), info(Shape())), state(MODEL, Shape(), 0, 4)
+    )  # nothing new
     assert sorted(path.name for path in memory.iterdir()) == [
         "global_step3",
         "global_step3.superseded",
@@ -264,7 +286,7 @@ def test_a_save_over_the_same_step_deletes_nothing_else(memory: Path) -> None:
 def test_another_model_is_refused_before_anything_is_loaded(
     memory: Path, model: Model, facts: bool, said: str
 ) -> None:
-    store.save(memory, 3, state(MODEL, Shape(), 0, 3), extras(3), info(Shape()))
+    store.save(NewCheckpoint(memory, 3, extras(3), info(Shape())), state(MODEL, Shape(), 0, 3))
     empty = state(model, Shape(), 0, None)
     with pytest.raises(CheckpointError, match=re.escape(said)) as caught:
         store.load(memory, 3, empty, info(Shape(), model if facts else MODEL))
@@ -274,7 +296,7 @@ def test_another_model_is_refused_before_anything_is_loaded(
 
 
 def test_another_precision_is_refused(memory: Path) -> None:
-    store.save(memory, 3, state(MODEL, Shape(), 0, 3), extras(3), info(Shape()))
+    store.save(NewCheckpoint(memory, 3, extras(3), info(Shape())), state(MODEL, Shape(), 0, 3))
     empty = state(MODEL, Shape(), 0, None, dtype=torch.float32)
     said = r'is bf16 in the checkpoint and fp32 in this run; .*set precision\.dtype = "bf16"'
     with pytest.raises(CheckpointError, match=said):
@@ -303,7 +325,8 @@ def misfit_rank(rank: int, folder: Path) -> str:
     """Two ranks, each of which believes that it is the whole world of another size."""
     with pytest.raises(CheckpointError) as caught:
         store.save(
-            folder, 1, state(MODEL, Shape(tensor=4), rank, 1), extras(1), info(Shape(tensor=4))
+            NewCheckpoint(folder, 1, extras(1), info(Shape(tensor=4))),
+            state(MODEL, Shape(tensor=4), rank, 1),
         )
     return str(caught.value)
 
@@ -325,7 +348,7 @@ def test_a_rank_may_hold_nothing_but_padding(memory: Path) -> None:
 
 def save_small(rank: int, folder: Path, model: Model, shape: Shape) -> int:
     mine = state(model, shape, rank, 1)
-    store.save(folder, 1, mine, extras(1, rank), info(shape, model))
+    store.save(NewCheckpoint(folder, 1, extras(1, rank), info(shape, model)), mine)
     return len(mine.fragments)
 
 

@@ -20,7 +20,7 @@ from msgspec.structs import replace
 from tests.trainer.checkpoint import world
 from tests.trainer.checkpoint.synthetic import Model, Shape, differences, state
 from trainer.checkpoint import store
-from trainer.checkpoint.publishing import CheckpointInfo, Extras, Finished
+from trainer.checkpoint.publishing import CheckpointInfo, Extras, Finished, NewCheckpoint
 from trainer.checkpoint.writer import AsyncSaver, Failed, Outcome
 from trainer.contract.checkpoint_names import checkpoint_steps, read_latest
 from trainer.contract.errors import CheckpointError, lost_a_rank
@@ -84,7 +84,9 @@ def save_while_the_tensors_change(rank: int, folder: Path) -> None:
         assert 0 < outcome.stall <= outcome.seconds
         assert loaded(folder, step, rank) == []
     saver.close()
-    store.save(folder / "synchronous", 3, state(MODEL, SHAPE, rank, 3), extras(3), INFO)
+    store.save(
+        NewCheckpoint(folder / "synchronous", 3, extras(3), INFO), state(MODEL, SHAPE, rank, 3)
+    )
 
 
 def test_what_is_saved_is_what_was_when_it_began(memory: Path) -> None:

@@ -20,7 +20,7 @@ from msgspec.structs import replace
 from tests.trainer.cases import CPU, batches, tiny
 from trainer import engine as engine_module
 from trainer.checkpoint import randomness, store
-from trainer.checkpoint.publishing import CheckpointInfo, Extras
+from trainer.checkpoint.publishing import CheckpointInfo, Extras, NewCheckpoint
 from trainer.config.card import DebugSection, TrainerConfig
 from trainer.contract.record import Record
 from trainer.debug.dump import DebugDumps
@@ -234,11 +234,10 @@ def restarted(config: TrainerConfig, folder: Path, name: str) -> None:
         "consumed_tokens": SAVED * SIZE * length,
     }
     store.save(
-        place,
-        SAVED,
+        NewCheckpoint(
+            place, SAVED, Extras(cursor, randomness.capture()), CheckpointInfo(mesh.degrees(), {})
+        ),
         state,
-        Extras(cursor, randomness.capture()),
-        CheckpointInfo(mesh.degrees(), {}),
     )
     run.step(LAST)
     second_attempt(config, mesh, place, place / "b", fault)

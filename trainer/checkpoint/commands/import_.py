@@ -14,7 +14,7 @@ from trainer.checkpoint.huggingface.bloom import BLOOM
 from trainer.checkpoint.huggingface.export import architecture_of
 from trainer.checkpoint.huggingface.import_ import HuggingFaceFolder
 from trainer.checkpoint.huggingface.mapped import facts_of_card
-from trainer.checkpoint.publishing import CheckpointInfo, Extras
+from trainer.checkpoint.publishing import CheckpointInfo, Extras, NewCheckpoint
 from trainer.checkpoint.rewrite import source_bytes, write_checkpoint
 from trainer.config.card import TrainerConfig
 from trainer.contract.attempt import read_card_hash
@@ -44,11 +44,8 @@ def run(options: SimpleNamespace) -> JsonObject:
     with progress_bar() as bar:
         task = bar.add_task("importing", total=source_bytes(source))
         place = write_checkpoint(
-            target,
+            NewCheckpoint(target, STEP, Extras(asdict(Progress())), info),
             source,
-            STEP,
-            extras=Extras(cursor=asdict(Progress())),
-            info=info,
             on_bytes=partial(bar.advance, task),
         )
     weights = source.tensors("weights").values()

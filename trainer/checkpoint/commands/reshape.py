@@ -19,7 +19,7 @@ from trainer.checkpoint.commands.inspect import manifest_of
 from trainer.checkpoint.deepspeed.content import OptimizerSettings
 from trainer.checkpoint.deepspeed.layout import DeepSpeedSource
 from trainer.checkpoint.deepspeed.write import layout_bytes, write_deepspeed_layout
-from trainer.checkpoint.publishing import CheckpointInfo, Extras
+from trainer.checkpoint.publishing import CheckpointInfo, Extras, NewCheckpoint
 from trainer.checkpoint.reader import open_checkpoint
 from trainer.checkpoint.rewrite import source_bytes, write_checkpoint
 from trainer.checkpoint.source import CheckpointFacts, Part, TensorFacts, TensorSource
@@ -76,7 +76,14 @@ def run(options: SimpleNamespace) -> JsonObject:
             versions=manifest.versions,
             job_id=manifest.job_id,
         )
-    extras = Extras({"consumed_samples": 0, "consumed_tokens": 0, **facts.cursor})
+    new = NewCheckpoint(
+        output,
+        facts.step,
+        Extras({"consumed_samples": 0, "consumed_tokens": 0, **facts.cursor}),
+        info,
+        latest=pointer.moves,
+        fence=pointer.look_again,
+    )
     with progress_bar() as bar:
         if options.verify and manifest is not None:
             task = bar.add_task("verifying", total=manifest.total_bytes)
@@ -90,17 +97,7 @@ def run(options: SimpleNamespace) -> JsonObject:
             write = write_checkpoint
             total = source_bytes(source)
         writing = bar.add_task("writing", total=total)
-
-        write(
-            output,
-            source,
-            facts.step,
-            extras=extras,
-            info=info,
-            latest=pointer.moves,
-            fence=pointer.look_again,
-            on_bytes=partial(bar.advance, writing),
-        )
+        write(new, source, on_bytes=partial(bar.advance, writing))
         bar.update(writing, completed=total)
     if pointer.back and options.latest:
         raise CheckpointError(f"{target} is written, but {pointer.back}")

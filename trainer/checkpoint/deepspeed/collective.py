@@ -41,19 +41,17 @@ from trainer.checkpoint.deepspeed.write import UNKNOWN_SETTINGS, write_file
 from trainer.checkpoint.publishing import (
     CheckpointInfo,
     Extras,
-    Fence,
     Finished,
+    NewCheckpoint,
     make_manifest,
-    not_saved,
     save_together,
-    write_extras,
+    write_named,
 )
 from trainer.checkpoint.sharded_files import TensorPiece, check_complete, check_model, check_pieces
 from trainer.checkpoint.source import Part, TensorSource
 from trainer.checkpoint.store import Loaded
 from trainer.contract.checkpoint_formats import RNG
 from trainer.contract.manifest import FileEntry, Manifest
-from trainer.contract.replacing import Report
 from trainer.parallel.agreement import RankGroup
 from trainer.parallel.mesh import Mesh
 from trainer.parallel.state import ShardedState
@@ -148,21 +146,15 @@ def _manifest_of(source: DeepSpeedSource) -> Manifest:
 
 
 def save_deepspeed(
-    folder: Path,
-    step: int,
+    new: NewCheckpoint,
     state: ShardedState,
-    extras: Extras,
-    info: CheckpointInfo,
     mesh: Mesh,
     *,
     settings: OptimizerSettings = UNKNOWN_SETTINGS,
     save_optimizer: bool = True,
     group: dist.ProcessGroup | None = None,
-    fence: Fence | None = None,
-    report: Report = lambda line: None,
 ) -> Finished:
-    """Write the checkpoint of `step` below `folder` in the original layout, and make `latest` name
-    it. Collective.
+    """Write a checkpoint in the original layout, and make `latest` name it. Collective.
 
     As complete or invisible as `store.save`'s: hidden folder, manifest, rename, then `latest`. Each rank needs its
     own partition in memory once more while it writes. The last stage's partitions hold this engine's tied weight,
@@ -175,24 +167,21 @@ def save_deepspeed(
     # a rank may hold nothing but padding
     with_optimizer = save_optimizer and any(ranks.gather(bool(state.fragments)))
     share = ranks.each(
-        not_saved(folder, step),
+        new.not_saved,
         _Share,
         state,
         mesh,
-        layers=int(info.model["model.layers"]),
+        layers=int(new.info.model["model.layers"]),
         with_optimizer=with_optimizer,
     )
 
     def write(partial: Path) -> list[FileEntry]:
         entries = [
-            write_file(partial, name, contents)
-            for name, contents in _files(share, extras, info, settings)
+            write_file(partial, name, contents) for name, contents in _files(share, new, settings)
         ]
-        return entries + write_extras(partial, ranks.rank, step, extras)
+        return entries + write_named(partial, new.extra_files(ranks.rank))
 
-    return save_together(
-        ranks, folder, step, extras, info=info, names=[], write=write, fence=fence, report=report
-    )
+    return save_together(ranks, new, (), write)
 
 
 class _Share:
@@ -265,7 +254,7 @@ def _own_copy(tensor: Tensor) -> Tensor:
 
 
 def _files(
-    share: _Share, extras: Extras, info: CheckpointInfo, settings: OptimizerSettings
+    share: _Share, new: NewCheckpoint, settings: OptimizerSettings
 ) -> Iterator[tuple[str, Any]]:
     """Names and contents of this rank's files, made one at a time."""
     mesh, steps = share.mesh, share.state.optimizer_step
@@ -273,9 +262,7 @@ def _files(
         yield from share.layer_files()
         yield (
             rank_file(share.model_rank),
-            rank_contents(
-                share.groups, share.degrees, extras.cursor, info=info, optimizer_step=steps
-            ),
+            rank_contents(share.groups, share.degrees, new, steps),
         )
     if share.with_optimizer:
         names = {item.name: item.module_name for group in share.groups for item in group}

@@ -24,7 +24,7 @@ from trainer.checkpoint.deepspeed.partition import (
     padding_elements,
     partition_elements,
 )
-from trainer.checkpoint.publishing import CheckpointInfo
+from trainer.checkpoint.publishing import CheckpointInfo, NewCheckpoint
 from trainer.contract.record import Record
 from trainer.parallel.state import MASTERS
 
@@ -111,13 +111,13 @@ def flat_groups(parameters: Iterable[StageParameter]) -> list[list[StageParamete
 def rank_contents(
     groups: Sequence[Sequence[StageParameter]],
     degrees: Degrees,
-    cursor: Mapping[str, Any],
-    info: CheckpointInfo,
+    new: NewCheckpoint,
     optimizer_step: int,
 ) -> dict[str, Any]:
     """Contents of a rank file: the engine's fields, and the client's (Megatron's) with what tr11
     keeps of its own.
     """
+    cursor, info = new.extras.cursor, new.info
     iteration, skipped = int(cursor.get("iteration", 0)), int(cursor.get("skipped", 0))
     arguments = _arguments(degrees, cursor, info)
     vocabulary = info.model.get("tokenizer.padded_vocabulary_size")

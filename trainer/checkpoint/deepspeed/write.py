@@ -39,16 +39,9 @@ from trainer.checkpoint.deepspeed.file_names import (
 )
 from trainer.checkpoint.deepspeed.partition import FlatFragment, fragments_of, stage_bounds
 from trainer.checkpoint.files import digesting
-from trainer.checkpoint.publishing import (
-    CheckpointInfo,
-    Extras,
-    Fence,
-    new_checkpoint,
-    publish_alone,
-)
+from trainer.checkpoint.publishing import NewCheckpoint, save_alone
 from trainer.checkpoint.rewrite import row_blocks
 from trainer.checkpoint.source import PARTS, TensorFacts, TensorSource, read_finite, state_kinds
-from trainer.contract.checkpoint_names import checkpoint_name
 from trainer.contract.errors import CheckpointError
 from trainer.contract.manifest import FileEntry
 from trainer.contract.resumable import UNNAMED, with_unnamed
@@ -62,35 +55,31 @@ OnBytes = Callable[[int], None]
 
 
 def write_deepspeed_layout(
-    folder: Path,
+    new: NewCheckpoint,
     source: TensorSource,
-    step: int,
-    extras: Extras,
-    info: CheckpointInfo,
     *,
     settings: OptimizerSettings = UNKNOWN_SETTINGS,
-    latest: bool = True,
-    fence: Fence | None = None,
     on_bytes: OnBytes = lambda count: None,
 ) -> Path:
-    """Write all tensors of `source` as the checkpoint of `step` below `folder`, cut as
-    `info.topology` says.
+    """Write all tensors of `source` as a checkpoint in the original layout, cut as its topology
+    says.
 
     Returns its place. Holds one file in memory at a time: what one rank of that topology would hold. A source without
-    an optimizer gives layer and rank files only. `latest`, `fence`: see `publish`; that file is written last, so
-    DeepSpeed finds either the old checkpoint or the whole new one. `on_bytes` is told of what is written
-    (`layout_bytes` in all). Megatron's random states are not in it (its `--no-load-rng`).
+    an optimizer gives layer and rank files only. `latest` is written last, so DeepSpeed finds either the old checkpoint
+    or the whole new one. `on_bytes` is told of what is written (`layout_bytes` in all). Megatron's random states are
+    not in it (its `--no-load-rng`).
     Raises CheckpointError when the step exists, when the degrees do not divide the model, when the source is damaged,
     or when the disk refuses; nothing of the new checkpoint is then left.
     """
-    plan = _Plan(source, Degrees.of(info.topology))
-    with new_checkpoint(folder, step) as partial:
-        entries = [
+    plan = _Plan(source, Degrees.of(new.info.topology))
+
+    def write(partial: Path) -> list[FileEntry]:
+        return [
             write_file(partial, name, contents, on_bytes)
-            for name, contents in _files(plan, source, extras.cursor, info=info, settings=settings)
+            for name, contents in _files(plan, source, new, settings)
         ]
-        publish_alone(partial, entries, step, extras, info=info, latest=latest, fence=fence)
-    return folder / checkpoint_name(step)
+
+    return save_alone(new, write)
 
 
 def layout_bytes(source: TensorSource, topology: Mapping[str, int]) -> int:
@@ -211,8 +200,7 @@ class _Plan:
 def _files(
     plan: _Plan,
     source: TensorSource,
-    cursor: Mapping[str, Any],
-    info: CheckpointInfo,
+    new: NewCheckpoint,
     settings: OptimizerSettings,
 ) -> Iterator[tuple[str, Any]]:
     """Names and contents of all files, made one at a time."""
@@ -235,7 +223,7 @@ def _files(
             model_rank = stage * degrees.tensor + tensor_rank
             yield (
                 rank_file(model_rank),
-                rank_contents(groups, degrees, cursor, info=info, optimizer_step=steps),
+                rank_contents(groups, degrees, new, steps),
             )
             if not source.tensors("optimizer"):
                 continue

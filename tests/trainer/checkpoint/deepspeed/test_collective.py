@@ -27,7 +27,7 @@ from trainer.checkpoint import randomness, store
 from trainer.checkpoint.deepspeed.collective import load_deepspeed, save_deepspeed
 from trainer.checkpoint.deepspeed.layout import open_deepspeed_layout
 from trainer.checkpoint.deepspeed.write import write_deepspeed_layout
-from trainer.checkpoint.publishing import CheckpointInfo, Extras
+from trainer.checkpoint.publishing import CheckpointInfo, Extras, NewCheckpoint
 from trainer.checkpoint.reader import open_checkpoint
 from trainer.contract.checkpoint_names import read_latest
 from trainer.contract.errors import CheckpointError
@@ -66,17 +66,22 @@ def save(rank: int, folder: Path, shape: Shape, dtype: str) -> tuple[list[Piece]
         {"iteration": STEP, "consumed_samples": 48, "consumed_tokens": 768}, randomness.capture()
     )
     state = engine.sharded_state()
-    save_deepspeed(folder / "theirs", STEP, state, extras, info(mesh), mesh)
-    store.save(folder / "ours", STEP, state, extras, info(mesh))
+    save_deepspeed(NewCheckpoint(folder / "theirs", STEP, extras, info(mesh)), state, mesh)
+    store.save(NewCheckpoint(folder / "ours", STEP, extras, info(mesh)), state)
     kept = sorted(path.name for path in (folder / "theirs").iterdir())
     with contextlib.suppress(
         CheckpointError
     ):  # a fragment that ZeRO-1 would not give: refused by all, nothing left
         odd = replace(state.fragments[0], start=state.fragments[0].start + 1)
         broken = replace(state, fragments=[odd, *state.fragments[1:]]) if rank == 1 else state
-        save_deepspeed(folder / "theirs", STEP + 1, broken, extras, info(mesh), mesh)
+        save_deepspeed(NewCheckpoint(folder / "theirs", STEP + 1, extras, info(mesh)), broken, mesh)
         raise AssertionError("it was saved")
-    save_deepspeed(folder / "weights", STEP, state, extras, info(mesh), mesh, save_optimizer=False)
+    save_deepspeed(
+        NewCheckpoint(folder / "weights", STEP, extras, info(mesh)),
+        state,
+        mesh,
+        save_optimizer=False,
+    )
     pieces, following = copy_state(engine), step(engine, mesh, STEP)
     engine.close()
     return pieces, following, kept
@@ -195,7 +200,7 @@ def test_one_refusal_for_all_ranks_before_anything_is_loaded(memory: Path) -> No
     for name, (sizes, dtype, _) in REFUSED.items():
         source = memory_source(sizes, dtype=dtype)
         write_deepspeed_layout(
-            memory / name, source, 5, extras_of(source), info_of(source, {"data": 3})
+            NewCheckpoint(memory / name, 5, extras_of(source), info_of(source, {"data": 3})), source
         )
     damaged = memory / "damaged" / "global_step5"
     (damaged / "manifest.json").unlink()

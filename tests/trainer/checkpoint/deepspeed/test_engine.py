@@ -18,6 +18,7 @@ from tests.trainer.checkpoint.synthetic import Shape
 from trainer.checkpoint.deepspeed.content import OptimizerSettings
 from trainer.checkpoint.deepspeed.layout import DeepSpeedSource, open_deepspeed_layout
 from trainer.checkpoint.deepspeed.write import write_deepspeed_layout
+from trainer.checkpoint.publishing import NewCheckpoint
 from trainer.checkpoint.source import Part
 
 SAVED = 2
@@ -97,7 +98,7 @@ def test_the_engines_checkpoint_is_read_and_it_loads_ours(
     assert (settings.learning_rate, settings.weight_decay, settings.beta2) == (1e-2, 0.1, 0.999)
     info = info_of(source, loaded.topology)
     write_deepspeed_layout(
-        tmp_path / "ours", source, SAVED, extras_of(source), info, settings=settings
+        NewCheckpoint(tmp_path / "ours", SAVED, extras_of(source), info), source, settings=settings
     )
     answers = world.run(loaded.world, load_and_train, tmp_path / "ours", loaded, bf16)
     again = model.whole([held for held, *_ in answers], loaded)

@@ -17,6 +17,7 @@ import torch
 from tests.trainer.checkpoint.memory_source import Sizes, extras_of, info_of, memory_source
 from trainer.checkpoint.deepspeed.layout import open_deepspeed_layout
 from trainer.checkpoint.deepspeed.write import write_deepspeed_layout
+from trainer.checkpoint.publishing import NewCheckpoint
 from trainer.contract.errors import CheckpointError
 
 TOPOLOGY = {"tensor": 2, "pipeline": 2, "data": 2}
@@ -32,7 +33,7 @@ def pristine(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for step, sizes in ((5, Sizes()), (6, Sizes()), (7, Sizes(hidden=16))):
         source = memory_source(sizes, step)
         place = write_deepspeed_layout(
-            folder, source, step, extras_of(source), info_of(source, TOPOLOGY)
+            NewCheckpoint(folder, step, extras_of(source), info_of(source, TOPOLOGY)), source
         )
         (place / "manifest.json").unlink()
     return folder
@@ -243,7 +244,7 @@ def test_another_folder_is_refused(tmp_path: Path) -> None:
 def test_a_manifest_is_believed_over_the_files(pristine: Path, tmp_path: Path) -> None:
     source = memory_source(Sizes())
     place = write_deepspeed_layout(
-        tmp_path, source, 5, extras_of(source), info_of(source, TOPOLOGY)
+        NewCheckpoint(tmp_path, 5, extras_of(source), info_of(source, TOPOLOGY)), source
     )
     with (place / layer(4)).open("ab") as stream:
         stream.write(b"x")
@@ -274,7 +275,9 @@ def test_a_step_that_exists_is_not_replaced(pristine: Path) -> None:
     source = memory_source(Sizes())
     before = sorted(path.name for path in pristine.iterdir())
     with pytest.raises(CheckpointError, match="global_step5 exists already and is not replaced"):
-        write_deepspeed_layout(pristine, source, 5, extras_of(source), info_of(source, TOPOLOGY))
+        write_deepspeed_layout(
+            NewCheckpoint(pristine, 5, extras_of(source), info_of(source, TOPOLOGY)), source
+        )
     assert sorted(path.name for path in pristine.iterdir()) == before
 
 
@@ -292,7 +295,7 @@ def test_degrees_that_do_not_fit_the_model(
     source = memory_source(Sizes())
     with pytest.raises(CheckpointError, match=said):
         write_deepspeed_layout(
-            tmp_path / "new", source, 5, extras_of(source), info_of(source, topology)
+            NewCheckpoint(tmp_path / "new", 5, extras_of(source), info_of(source, topology)), source
         )
     assert not (tmp_path / "new").exists()
 
@@ -311,5 +314,7 @@ def test_nothing_is_left_of_a_write_that_fails(
 
     monkeypatch.setattr(source, "read", failing)
     with pytest.raises(CheckpointError, match="the source is damaged"):
-        write_deepspeed_layout(tmp_path, source, 5, extras_of(source), info_of(source, TOPOLOGY))
+        write_deepspeed_layout(
+            NewCheckpoint(tmp_path, 5, extras_of(source), info_of(source, TOPOLOGY)), source
+        )
     assert list(tmp_path.iterdir()) == []

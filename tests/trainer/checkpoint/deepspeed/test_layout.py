@@ -33,6 +33,7 @@ from trainer.checkpoint.deepspeed.file_names import cut_dimension, place_of
 from trainer.checkpoint.deepspeed.layout import DeepSpeedSource, open_deepspeed_layout
 from trainer.checkpoint.deepspeed.states import open_states
 from trainer.checkpoint.deepspeed.write import write_deepspeed_layout
+from trainer.checkpoint.publishing import NewCheckpoint
 from trainer.checkpoint.reader import open_checkpoint
 from trainer.checkpoint.rewrite import write_checkpoint
 from trainer.checkpoint.source import Part, TensorSource
@@ -50,9 +51,8 @@ def shape(tensor: int = 1, pipeline: int = 1, data: int = 1) -> dict[str, int]:
 def write(
     folder: Path, source: TensorSource, topology: Mapping[str, int], **options: Any
 ) -> DeepSpeedSource:
-    place = write_deepspeed_layout(
-        folder, source, source.facts.step, extras_of(source), info_of(source, topology), **options
-    )
+    new = NewCheckpoint(folder, source.facts.step, extras_of(source), info_of(source, topology))
+    place = write_deepspeed_layout(new, source, **options)
     return open_deepspeed_layout(place)
 
 
@@ -90,11 +90,12 @@ def test_every_topology_is_read_back_bitwise(
 def test_from_the_tr11_layout_and_back(tmp_path: Path) -> None:
     source = memory_source(SIZES)
     first = write_checkpoint(
-        tmp_path / "a", source, 5, extras_of(source), info_of(source, shape(2, 2, 1))
+        NewCheckpoint(tmp_path / "a", 5, extras_of(source), info_of(source, shape(2, 2, 1))), source
     )
     theirs = write(tmp_path / "b", open_checkpoint(first), shape(2, 2, 2))
     again = write_checkpoint(
-        tmp_path / "c", theirs, 5, extras_of(theirs), info_of(theirs, theirs.facts.topology)
+        NewCheckpoint(tmp_path / "c", 5, extras_of(theirs), info_of(theirs, theirs.facts.topology)),
+        theirs,
     )
     opened = open_checkpoint(tmp_path / "b" / "global_step5")
     assert isinstance(opened, DeepSpeedSource)
@@ -304,16 +305,15 @@ def test_file_names_and_places_are_the_originals(tmp_path: Path) -> None:
 def test_cut_dimensions_are_those_that_the_layers_declare() -> None:
     from tests.trainer.cases import tiny
     from trainer.model.family import logical_parameters
-    from trainer.model.gpt import gpt_layers
+    from trainer.model.gpt import GPTFamily
     from trainer.model.loss import LanguageModelHead
     from trainer.parallel.mesh import Mesh
     from trainer.parallel.shard import sharding_of
 
     mesh = Mesh.single(torch.device("cpu"))
     for positions in ("alibi", "absolute"):
-        layers = gpt_layers(
-            tiny(position_embedding=positions).model, 64, mesh, LanguageModelHead(mesh)
-        )
+        config = tiny(position_embedding=positions)
+        layers = GPTFamily().layers(config, mesh, LanguageModelHead(mesh), None)
         stage = [(layer.prefix, layer.kind(*layer.arguments)) for layer in layers]
         for name, parameter in logical_parameters(stage):
             assert cut_dimension(name) == sharding_of(parameter).dim, name

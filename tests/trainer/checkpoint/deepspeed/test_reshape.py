@@ -24,7 +24,7 @@ from tests.trainer.checkpoint.memory_source import (
 from tests.trainer.child_requests import checkpoints as run_checkpoints
 from tests.trainer.llama_cases import KINDS, tiny_llama
 from tests.trainer.spawn import run_ranks
-from trainer.checkpoint.publishing import CheckpointInfo
+from trainer.checkpoint.publishing import CheckpointInfo, NewCheckpoint
 from trainer.checkpoint.reader import open_checkpoint
 from trainer.checkpoint.rewrite import write_checkpoint
 from trainer.config.card import TrainerConfig
@@ -40,7 +40,7 @@ SOURCE = memory_source(SIZES)
 @pytest.fixture
 def saved(tmp_path: Path) -> Path:
     info = info_of(SOURCE, {"tensor": 1, "pipeline": 1, "data": 2})
-    return write_checkpoint(tmp_path / "saved", SOURCE, 5, extras_of(SOURCE), info)
+    return write_checkpoint(NewCheckpoint(tmp_path / "saved", 5, extras_of(SOURCE), info), SOURCE)
 
 
 def reshape(capsys: pytest.CaptureFixture[str], *words: object) -> dict[str, Any]:
@@ -277,7 +277,7 @@ def test_another_models_folder_is_not_written_to(
 ) -> None:
     other = memory_source(Sizes(), step=4)
     info = CheckpointInfo({"tensor": 1}, {**SOURCE.facts.model, "model.layers": 70})
-    write_checkpoint(tmp_path / "other", other, 4, extras_of(other), info)
+    write_checkpoint(NewCheckpoint(tmp_path / "other", 4, extras_of(other), info), other)
     said = refusal(capsys, 1, saved, "-o", tmp_path / "other")
     assert "holds checkpoints of another model (global_step4 differs in model.layers)" in said
     assert not (tmp_path / "other" / "global_step5").exists()

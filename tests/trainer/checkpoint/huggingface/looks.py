@@ -17,7 +17,7 @@ from tests.trainer.cases import CPU, batches
 from tests.trainer.checkpoint.huggingface.models import EXTRAS
 from trainer.checkpoint import randomness, store
 from trainer.checkpoint.huggingface.mapped import facts_of_card
-from trainer.checkpoint.publishing import CheckpointInfo, Extras
+from trainer.checkpoint.publishing import CheckpointInfo, Extras, NewCheckpoint
 from trainer.config.card import TrainerConfig
 from trainer.engine import Engine
 from trainer.parallel.mesh import Mesh
@@ -47,11 +47,10 @@ def train_and_save(config: TrainerConfig, folder: Path, tokens: Tensor) -> list[
         engine.set_learning_rate(1e-2)
         engine.train_step(batches(config, mesh, step, 8), 8)
     store.save(
-        folder,
-        STEP,
+        NewCheckpoint(
+            folder, STEP, Extras(EXTRAS.cursor, randomness.capture()), info(config, mesh)
+        ),
         engine.sharded_state(),
-        Extras(EXTRAS.cursor, randomness.capture()),
-        info(config, mesh),
     )
     losses = loss_of_each(engine, tokens)
     engine.close()

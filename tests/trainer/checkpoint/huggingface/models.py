@@ -12,7 +12,7 @@ from tests.trainer.cases import CPU, tiny
 from trainer.checkpoint import randomness, store
 from trainer.checkpoint.huggingface.bloom import BLOOM
 from trainer.checkpoint.huggingface.import_ import HuggingFaceFolder
-from trainer.checkpoint.publishing import CheckpointInfo, Extras
+from trainer.checkpoint.publishing import CheckpointInfo, Extras, NewCheckpoint
 from trainer.checkpoint.rewrite import write_checkpoint
 from trainer.config.card import TrainerConfig
 from trainer.contract.resumable import model_facts
@@ -64,11 +64,8 @@ def train_and_save(config: TrainerConfig, folder: Path, draw: Callable[..., Any]
         engine.train_step(draw(config, mesh, step, 8), 8)
     extras = Extras(EXTRAS.cursor, randomness.capture())
     store.save(
-        folder,
-        3,
+        NewCheckpoint(folder, 3, extras, CheckpointInfo(mesh.degrees(), model_facts(config))),
         engine.sharded_state(),
-        extras,
-        CheckpointInfo(mesh.degrees(), model_facts(config)),
     )
     loss = engine.measure(draw(config, mesh, 9, 4), 1).loss
     engine.close()
@@ -78,5 +75,6 @@ def train_and_save(config: TrainerConfig, folder: Path, draw: Callable[..., Any]
 def make_checkpoint(model: Path, folder: Path, dtype: str) -> Path:
     source = HuggingFaceFolder(model, BLOOM, dtype)
     return write_checkpoint(
-        folder, source, 0, EXTRAS, CheckpointInfo(source.facts.topology, source.facts.model)
+        NewCheckpoint(folder, 0, EXTRAS, CheckpointInfo(source.facts.topology, source.facts.model)),
+        source,
     )

@@ -35,7 +35,7 @@ from trainer.checkpoint.huggingface.bloom import BLOOM, bloom_config
 from trainer.checkpoint.huggingface.export import plan_export, tokenizer_files, write_export
 from trainer.checkpoint.huggingface.import_ import HuggingFaceFolder
 from trainer.checkpoint.huggingface.mapped import facts_of_card
-from trainer.checkpoint.publishing import CheckpointInfo
+from trainer.checkpoint.publishing import CheckpointInfo, NewCheckpoint
 from trainer.checkpoint.reader import open_checkpoint
 from trainer.checkpoint.rewrite import write_checkpoint
 from trainer.config.card import TrainerConfig
@@ -260,7 +260,8 @@ def card_of_300(tensor: int, padded: int = 384) -> TrainerConfig:
 def imported_for(config: TrainerConfig, model: Path, folder: Path) -> Path:
     source = open_for(model, config)
     return write_checkpoint(
-        folder, source, 0, EXTRAS, CheckpointInfo(source.facts.topology, source.facts.model)
+        NewCheckpoint(folder, 0, EXTRAS, CheckpointInfo(source.facts.topology, source.facts.model)),
+        source,
     )
 
 

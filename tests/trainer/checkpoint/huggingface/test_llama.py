@@ -28,7 +28,7 @@ from trainer.checkpoint.deepspeed.write import write_deepspeed_layout
 from trainer.checkpoint.huggingface.export import is_export, plan_export, write_export
 from trainer.checkpoint.huggingface.llama import llama_config
 from trainer.checkpoint.huggingface.mapped import facts_of_card
-from trainer.checkpoint.publishing import CheckpointInfo
+from trainer.checkpoint.publishing import CheckpointInfo, NewCheckpoint
 from trainer.checkpoint.reader import open_checkpoint
 from trainer.checkpoint.rewrite import write_checkpoint
 from trainer.config.card import TrainerConfig
@@ -69,7 +69,8 @@ def made_by_transformers(kind: str, **changes: Any) -> Any:
 def imported(config: TrainerConfig, model: Path, folder: Path) -> Path:
     source = open_for(model, config)
     return write_checkpoint(
-        folder, source, 0, EXTRAS, CheckpointInfo(source.facts.topology, source.facts.model)
+        NewCheckpoint(folder, 0, EXTRAS, CheckpointInfo(source.facts.topology, source.facts.model)),
+        source,
     )
 
 
@@ -275,11 +276,13 @@ def test_the_original_layout_has_no_place_for_it(
         CheckpointError, match=f"the DeepSpeed layout has no place for {key}; use the tr11 format"
     ):
         write_deepspeed_layout(
-            tmp_path / "theirs",
+            NewCheckpoint(
+                tmp_path / "theirs",
+                STEP,
+                EXTRAS,
+                CheckpointInfo(source.facts.topology, source.facts.model),
+            ),
             source,
-            STEP,
-            EXTRAS,
-            CheckpointInfo(source.facts.topology, source.facts.model),
         )
     assert not (tmp_path / "theirs").exists() or not list(
         (tmp_path / "theirs").glob("global_step*")
