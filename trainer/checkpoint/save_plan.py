@@ -31,9 +31,10 @@ from torch.distributed.checkpoint.planner import SavePlan, TensorWriteData, Writ
 from torch.serialization import get_crc32_options, set_crc32_options
 
 from trainer.checkpoint.files import Bytes, as_bytes
-from trainer.checkpoint.sharded_files import TensorPiece, tiling_fault
+from trainer.checkpoint.sharded_files import chunk_of, index_of, tiling_fault
 from trainer.contract.record import Record
 from trainer.parallel.agreement import RankGroup
+from trainer.parallel.state import LocalTensor
 
 _READ_BYTES = 8  # of what is written to an archive, by torch's writer
 _SMALL_BYTES = 64 << 10  # nothing but a tensor's own bytes is written in a piece larger than this
@@ -149,7 +150,7 @@ class FolderShare(Record):
     size: int
     index: bytes | None
 
-    def contents(self, pieces: Mapping[MetadataIndex, TensorPiece]) -> Iterator[Bytes]:
+    def contents(self, pieces: Mapping[MetadataIndex, LocalTensor]) -> Iterator[Bytes]:
         """The file's bytes, front to back, read from the live tensors as the iteration gets there."""
         for placed in self.placed:
             yield as_bytes(placed.envelope.head)
@@ -157,7 +158,7 @@ class FolderShare(Record):
             yield as_bytes(placed.envelope.tail)
 
 
-def plan_share(pieces: Sequence[TensorPiece], ranks: RankGroup, what: str) -> FolderShare:
+def plan_share(pieces: Sequence[LocalTensor], ranks: RankGroup, what: str) -> FolderShare:
     """This rank's share of the folder that all ranks' pieces make up. Collective.
 
     Raises CheckpointError, beginning with `what`, on every rank when the pieces do not tile their
@@ -187,11 +188,11 @@ def plan_share(pieces: Sequence[TensorPiece], ranks: RankGroup, what: str) -> Fo
     return FolderShare(_file_name(ranks.rank), placed, sum(one.bytes for one in placed), index)
 
 
-def signature(pieces: Iterable[TensorPiece]) -> tuple[object, ...]:
+def signature(pieces: Iterable[LocalTensor]) -> tuple[object, ...]:
     """What a share depends on: equal on every rank, the shares of an earlier save still hold."""
     return tuple(
         (
-            piece.key,
+            piece.name,
             piece.global_shape,
             piece.offsets,
             piece.tensor.shape,
@@ -242,12 +243,12 @@ class _Planner(DefaultSavePlanner):
         return plans, metadata
 
 
-def _write_item(piece: TensorPiece) -> WriteItem:
+def _write_item(piece: LocalTensor) -> WriteItem:
     properties = TensorProperties(dtype=piece.tensor.dtype)
     data = TensorWriteData(
-        chunk=piece.chunk, properties=properties, size=torch.Size(piece.global_shape)
+        chunk=chunk_of(piece), properties=properties, size=torch.Size(piece.global_shape)
     )
-    return WriteItem(index=piece.index, type=WriteItemType.SHARD, tensor_data=data)
+    return WriteItem(index=index_of(piece), type=WriteItemType.SHARD, tensor_data=data)
 
 
 def _check_alike(item: WriteItem, stored: TensorStorageMetadata) -> None:

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, cast
 
 import torch
+from msgspec.structs import replace
 from torch import Tensor
 from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
 from torch.distributed.checkpoint.filesystem import FileSystemReader
@@ -34,7 +35,6 @@ from torch.distributed.checkpoint.state_dict_loader import load as dcp_load
 
 from trainer.checkpoint.source import TensorFacts, precision_name
 from trainer.contract.errors import CheckpointError
-from trainer.contract.record import Record
 from trainer.contract.resumable import model_fault
 from trainer.parallel.agreement import RankGroup
 from trainer.parallel.state import Fragment, LocalTensor, rectangles
@@ -42,42 +42,22 @@ from trainer.parallel.state import Fragment, LocalTensor, rectangles
 STEP_KEY = "optimizer_step"
 
 
-class TensorPiece(Record):
-    """A rectangle of the logical tensor `key` (of `global_shape`) at `offsets`: a live view of what
-    this rank holds.
-    """
-
-    key: str
-    global_shape: tuple[int, ...]
-    offsets: tuple[int, ...]
-    tensor: Tensor
-    is_owner: bool
-
-    @property
-    def index(self) -> MetadataIndex:
-        return MetadataIndex(self.key, self.offsets)
-
-    @property
-    def chunk(self) -> ChunkStorageMetadata:
-        return ChunkStorageMetadata(torch.Size(self.offsets), self.tensor.size())
+def index_of(piece: LocalTensor) -> MetadataIndex:
+    """The name by which torch.distributed.checkpoint knows a piece."""
+    return MetadataIndex(piece.name, piece.offsets)
 
 
-def weight_pieces(weights: Iterable[LocalTensor]) -> list[TensorPiece]:
+def chunk_of(piece: LocalTensor) -> ChunkStorageMetadata:
+    """Where a piece lies in its tensor."""
+    return ChunkStorageMetadata(torch.Size(piece.offsets), piece.tensor.size())
+
+
+def weight_pieces(weights: Iterable[LocalTensor]) -> list[LocalTensor]:
     """One piece for each local weight."""
-    return [
-        TensorPiece(
-            item.name,
-            tuple(item.global_shape),
-            tuple(item.offsets),
-            tensor=item.tensor.detach(),
-            is_owner=item.is_owner,
-        )
-        for item in weights
-        if item.tensor.numel()
-    ]
+    return [replace(item, tensor=item.tensor.detach()) for item in weights if item.tensor.numel()]
 
 
-def fragment_pieces(fragments: Iterable[Fragment]) -> list[TensorPiece]:
+def fragment_pieces(fragments: Iterable[Fragment]) -> list[LocalTensor]:
     """The rectangles of every fragment, under the key NAME/KIND (for instance
     `h.0.mlp.weight/exp_avg`).
 
@@ -98,9 +78,9 @@ def fragment_pieces(fragments: Iterable[Fragment]) -> list[TensorPiece]:
                     block.sizes
                 )
                 pieces.append(
-                    TensorPiece(
+                    LocalTensor(
                         f"{item.name}/{kind}",
-                        tuple(item.global_shape),
+                        item.global_shape,
                         offsets,
                         tensor=view,
                         is_owner=item.is_owner,
@@ -109,12 +89,12 @@ def fragment_pieces(fragments: Iterable[Fragment]) -> list[TensorPiece]:
     return pieces
 
 
-def by_index(pieces: Iterable[TensorPiece]) -> dict[MetadataIndex, TensorPiece]:
+def by_index(pieces: Iterable[LocalTensor]) -> dict[MetadataIndex, LocalTensor]:
     """Pieces by name and place. Raises ValueError when one rank describes the same place twice."""
-    found: dict[MetadataIndex, TensorPiece] = {}
+    found: dict[MetadataIndex, LocalTensor] = {}
     for piece in pieces:
-        if found.setdefault(piece.index, piece) is not piece:
-            raise ValueError(f"{piece.key} at {piece.offsets} is described twice on one rank")
+        if found.setdefault(index_of(piece), piece) is not piece:
+            raise ValueError(f"{piece.name} at {piece.offsets} is described twice on one rank")
     return found
 
 
@@ -136,7 +116,7 @@ def read_index(folder: Path) -> dict[str, TensorFacts]:
     }
 
 
-def read(folder: Path, pieces: list[TensorPiece], ranks: RankGroup) -> None:
+def read(folder: Path, pieces: list[LocalTensor], ranks: RankGroup) -> None:
     """Fill the pieces from `folder`, collectively, whatever topology wrote it. Check the index
     first.
     """
@@ -163,7 +143,7 @@ def tiling_fault(key: str, stored: TensorStorageMetadata) -> str | None:
 class _LoadPlanner(DefaultLoadPlanner):
     """Plans the reading of pieces from whichever chunks overlap them."""
 
-    def __init__(self, pieces: list[TensorPiece]):
+    def __init__(self, pieces: list[LocalTensor]):
         super().__init__(flatten_state_dict=False, flatten_sharded_tensors=False)
         self._pieces = by_index(pieces)
 
@@ -180,7 +160,7 @@ class _LoadPlanner(DefaultLoadPlanner):
         assert self.metadata is not None
         chunks: dict[str, list[ChunkStorageMetadata]] = {}
         for piece in self._pieces.values():
-            chunks.setdefault(piece.key, []).append(piece.chunk)
+            chunks.setdefault(piece.name, []).append(chunk_of(piece))
         items: list[ReadItem] = []
         for key, wanted in chunks.items():
             stored = cast(TensorStorageMetadata, self.metadata.state_dict_metadata[key])
@@ -214,7 +194,7 @@ def check_model(saved: Mapping[str, Any], wanted: Mapping[str, Any]) -> None:
 def check_pieces(
     part: str,
     stored: Mapping[str, TensorFacts],
-    pieces: Iterable[TensorPiece],
+    pieces: Iterable[LocalTensor],
     widening: bool,
 ) -> None:
     """Check that every piece of this rank can be filled: name, shape, dtype.
@@ -222,28 +202,28 @@ def check_pieces(
     `widening`: bf16 and fp16 may be read into fp32. Raises CheckpointError: the first fault, both
     values, the fix.
     """
-    for piece in sorted(pieces, key=lambda piece: piece.key):
-        found = stored.get(piece.key)
+    for piece in sorted(pieces, key=lambda piece: piece.name):
+        found = stored.get(piece.name)
         if found is None:
             raise CheckpointError(
-                f"its {part} lack {piece.key}, which this run's model has; use the run card that wrote it, "
+                f"its {part} lack {piece.name}, which this run's model has; use the run card that wrote it, "
                 "or another run.variant"
             )
         if found.shape != piece.global_shape:
             raise CheckpointError(
-                f"it is of another model: {piece.key} has shape {found.shape} in the checkpoint and "
+                f"it is of another model: {piece.name} has shape {found.shape} in the checkpoint and "
                 f"{piece.global_shape} in this run; use the run card that wrote it, or another run.variant"
             )
         _check_dtype(piece, found.dtype, widening)
 
 
-def _check_dtype(piece: TensorPiece, saved: torch.dtype, widening: bool) -> None:
+def _check_dtype(piece: LocalTensor, saved: torch.dtype, widening: bool) -> None:
     wanted = piece.tensor.dtype
     if saved == wanted or (widening and saved in _NARROW and wanted == torch.float32):
         return
     names = [precision_name(dtype) for dtype in (saved, wanted)]
     raise CheckpointError(
-        f"{piece.key} is {names[0]} in the checkpoint and {names[1]} in this run; a training resumes in the precision "
+        f"{piece.name} is {names[0]} in the checkpoint and {names[1]} in this run; a training resumes in the precision "
         f'it was saved in: set precision.dtype = "{names[0]}"'
     )
 

@@ -30,7 +30,7 @@ from trainer.checkpoint.publishing import (
     write_named,
 )
 from trainer.checkpoint.save_plan import INDEX_FILE, FolderShare, plan_share
-from trainer.checkpoint.sharded_files import STEP_KEY, TensorPiece, check_complete, check_pieces
+from trainer.checkpoint.sharded_files import STEP_KEY, check_complete, check_pieces
 from trainer.contract import checkpoints
 from trainer.contract.checkpoint_formats import CURSOR_FILE, OPTIMIZER, RNG, WEIGHTS
 from trainer.contract.checkpoint_names import checkpoint_name
@@ -41,7 +41,7 @@ from trainer.contract.record import Record
 from trainer.contract.replacing import Report
 from trainer.contract.resumable import WEIGHTS_ALONE, ResumeNeed, lack_of, size_faults
 from trainer.parallel.agreement import RankGroup, one_line
-from trainer.parallel.state import ShardedState
+from trainer.parallel.state import LocalTensor, ShardedState
 
 START_ANOTHER = (
     "; use another step, or start another run from it with checkpoint.load and "
@@ -97,7 +97,7 @@ def save(
     return save_together(ranks, new, list(parts), write)
 
 
-def saved_parts(state: ShardedState, save_optimizer: bool) -> dict[str, list[TensorPiece]]:
+def saved_parts(state: ShardedState, save_optimizer: bool) -> dict[str, list[LocalTensor]]:
     """The pieces of each folder that a save writes. Raises ValueError when one rank describes a
     place twice.
     """
@@ -154,7 +154,7 @@ def load(
     for name, pieces in parts.items():
         index = ranks.each(what, sharded_files.read_index, place / name)
         ranks.each(what, check_pieces, name, index, pieces=pieces, widening=weights_only)
-        wanted = set().union(*ranks.gather({piece.key for piece in pieces}))
+        wanted = set().union(*ranks.gather({piece.name for piece in pieces}))
         ranks.each(what, check_complete, name, index, wanted=wanted)
     for name, pieces in parts.items():
         ranks.each(what, sharded_files.read, place / name, pieces, ranks=ranks)
@@ -228,9 +228,9 @@ def _share_of_faults(ranks: RankGroup, place: Path, manifest: Manifest) -> list[
         return [one_line(error)]
 
 
-def _parts(state: ShardedState, optimizer_step: Tensor) -> dict[str, list[TensorPiece]]:
+def _parts(state: ShardedState, optimizer_step: Tensor) -> dict[str, list[LocalTensor]]:
     """The pieces of each folder of a checkpoint. Every rank holds the step; DCP writes it once."""
-    counter = TensorPiece(STEP_KEY, (), (), optimizer_step, is_owner=True)
+    counter = LocalTensor(STEP_KEY, (), (), optimizer_step, is_owner=True)
     parts = {
         WEIGHTS: sharded_files.weight_pieces(state.weights),
         OPTIMIZER: [counter, *sharded_files.fragment_pieces(state.fragments)],

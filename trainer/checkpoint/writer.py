@@ -42,7 +42,6 @@ from trainer.checkpoint.publishing import (
     NewCheckpoint,
 )
 from trainer.checkpoint.save_plan import FolderShare, plan_share, signature
-from trainer.checkpoint.sharded_files import TensorPiece
 from trainer.checkpoint.staging import (
     MemoryNeed,
     Staging,
@@ -56,7 +55,7 @@ from trainer.contract.manifest import FileEntry
 from trainer.contract.record import Record
 from trainer.contract.replacing import Report
 from trainer.parallel.agreement import RankGroup
-from trainer.parallel.state import ShardedState
+from trainer.parallel.state import LocalTensor, ShardedState
 
 # Written and hashed at a time beside the training. For each block threads ask the interpreter,
 # whose lock the thread that gives the GPU its work holds, some ten times.
@@ -254,7 +253,7 @@ class AsyncSaver:
         return NewCheckpoint(self.folder, step, extras, info, fence=self.fence, report=self.report)
 
     def _copy_and_write(
-        self, new: NewCheckpoint, partial: Path, parts: Mapping[str, list[TensorPiece]]
+        self, new: NewCheckpoint, partial: Path, parts: Mapping[str, list[LocalTensor]]
     ) -> Future[list[FileEntry]]:
         """Copy, and hand over to the background. A fault of this rank alone is the future's: all
         hear it at a poll.
@@ -330,7 +329,7 @@ class AsyncSaver:
         self._outcomes.append(Failed(step, fault))
 
     # ------------------------------------------------------------------ the copy
-    def _make_room(self, parts: Mapping[str, list[TensorPiece]], what: str) -> str | None:
+    def _make_room(self, parts: Mapping[str, list[LocalTensor]], what: str) -> str | None:
         """Plan the save and find memory for the copy, both as in the last save if it can be; why
         not, or None.
         """
@@ -352,7 +351,7 @@ class AsyncSaver:
             self._drop_staging()
         return reason
 
-    def _plan(self, parts: Mapping[str, list[TensorPiece]], what: str) -> int:
+    def _plan(self, parts: Mapping[str, list[LocalTensor]], what: str) -> int:
         """Deal out what is to be written; the bytes that this rank copies. Collective."""
         self._shares = {
             name: plan_share(pieces, self._ranks, what) for name, pieces in parts.items()
@@ -394,7 +393,7 @@ class AsyncSaver:
             self._staging.release()
         self._staging = None
 
-    def _copy(self, parts: Mapping[str, list[TensorPiece]], staging: Staging) -> dict[str, Tensor]:
+    def _copy(self, parts: Mapping[str, list[LocalTensor]], staging: Staging) -> dict[str, Tensor]:
         """The content of this rank's large files, by their path in the checkpoint, in the saver's
         own memory.
         """
@@ -406,7 +405,7 @@ class AsyncSaver:
         return images
 
     def _copies(
-        self, parts: Mapping[str, list[TensorPiece]], memory: Tensor, images: dict[str, Tensor]
+        self, parts: Mapping[str, list[LocalTensor]], memory: Tensor, images: dict[str, Tensor]
     ) -> Iterator[tuple[Tensor, Bytes]]:
         """Each place in `memory` and what belongs there; fills `images` on the way."""
         begin = 0
@@ -421,11 +420,11 @@ class AsyncSaver:
             begin += _padded(share.size)
 
 
-def _lies_on_gpu(parts: Mapping[str, list[TensorPiece]]) -> bool:
+def _lies_on_gpu(parts: Mapping[str, list[LocalTensor]]) -> bool:
     return any(piece.tensor.is_cuda for pieces in parts.values() for piece in pieces)
 
 
-def _signatures(parts: Mapping[str, list[TensorPiece]]) -> dict[str, object]:
+def _signatures(parts: Mapping[str, list[LocalTensor]]) -> dict[str, object]:
     return {name: signature(pieces) for name, pieces in parts.items()}
 
 

@@ -409,10 +409,8 @@ def _attend_in_strips(
     kernel is faster. A compiled block has none: their number would make a graph of it for each
     length.
     """
-    if torch.compiler.is_compiling():
-        return _attend(query, key, value=value, mask=mask, drop=drop, backends=backends)
     length, least = query.shape[2], STRIP if compute_dtype(query) == torch.float32 else HALF_STRIP
-    if query.device.type != "cpu" or length < 2 * least:
+    if torch.compiler.is_compiling() or query.device.type != "cpu" or length < 2 * least:
         return _attend(query, key, value=value, mask=mask, drop=drop, backends=backends)
     height = max(least, -(-length // MOST_STRIPS))
     ends = range(height, length + height, height)

@@ -21,9 +21,10 @@ MOMENT_KINDS = (*FRAGMENT_KINDS[1:], *EXTRA_KINDS)
 
 
 class LocalTensor(Record):
-    """One rank's tensor-parallel slice of a logical weight, in the model's dtype.
+    """One rank's tensor-parallel slice of a logical weight, in the model's dtype; in a checkpoint also a rectangle of
+    an optimizer's tensor, named NAME/KIND.
 
-    `global_shape`: of the logical weight. `offsets`: where the slice begins in it, one per dimension.
+    `global_shape`: of the logical tensor. `offsets`: where the slice begins in it, one per dimension.
     `tensor`: the live slice; its shape is the slice's. A load writes into it.
     `is_owner`: this rank may write the slice. Several owners of the very same slice are welcome: one of them, the
     least loaded, writes it. A rank with a copy which must not be written (a tied replica) says False.

@@ -47,24 +47,24 @@ from trainer.checkpoint.publishing import (
     save_together,
     write_named,
 )
-from trainer.checkpoint.sharded_files import TensorPiece, check_complete, check_model, check_pieces
+from trainer.checkpoint.sharded_files import check_complete, check_model, check_pieces
 from trainer.checkpoint.source import Part, TensorSource
 from trainer.checkpoint.store import Loaded
 from trainer.contract.checkpoint_formats import RNG
 from trainer.contract.manifest import FileEntry, Manifest
 from trainer.parallel.agreement import RankGroup
 from trainer.parallel.mesh import Mesh
-from trainer.parallel.state import ShardedState
+from trainer.parallel.state import LocalTensor, ShardedState
 
 
-def fill(part: Part, pieces: Iterable[TensorPiece], source: TensorSource) -> None:
+def fill(part: Part, pieces: Iterable[LocalTensor], source: TensorSource) -> None:
     """Fill this rank's live pieces of a part from any source, whatever topology wrote it.
 
     Check names, shapes and dtypes first (`check_pieces`). Raises CheckpointError, naming the file,
     when the source is damaged; the pieces then hold a mixture.
     """
     for piece in pieces:
-        piece.tensor.copy_(source.read(part, piece.key, piece.offsets, tuple(piece.tensor.shape)))
+        piece.tensor.copy_(source.read(part, piece.name, piece.offsets, tuple(piece.tensor.shape)))
 
 
 def load_deepspeed(
@@ -94,7 +94,7 @@ def load_deepspeed(
         if not (weights_only and key == "precision.dtype")
     }
     ranks.each(what, check_model, facts.model, wanted)
-    parts: dict[Part, list[TensorPiece]] = {
+    parts: dict[Part, list[LocalTensor]] = {
         "weights": ranks.each(what, sharded_files.weight_pieces, state.weights)
     }
     if not weights_only:
@@ -102,7 +102,7 @@ def load_deepspeed(
     for part, pieces in parts.items():
         held = source.tensors(part)
         ranks.each(what, check_pieces, part, held, pieces=pieces, widening=weights_only)
-        known = set().union(*ranks.gather({piece.key for piece in pieces}))
+        known = set().union(*ranks.gather({piece.name for piece in pieces}))
         ranks.each(what, check_complete, part, held, wanted=known)
     for part, pieces in parts.items():
         ranks.each(what, fill, part, pieces, source=source)
