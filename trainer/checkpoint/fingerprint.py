@@ -16,7 +16,8 @@ from trainer.contract.record import JsonObject, Record
 PIECE_ELEMENTS = 1 << 22  # numbers looked at in one go: the temporaries are a few times 32 MiB
 _INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 _MODULUS = 1 << 64
-_COLUMNS = f"{'min':^13} {'max':^13} {'mean':^13} {'l2 norm':^12} metadata"
+# the columns' names of `table_row`, centred
+TABLE_HEAD = f"{'min':^13} {'max':^13} {'mean':^13} {'l2 norm':^12} metadata"
 
 
 class Fingerprint(Record):
@@ -155,11 +156,6 @@ def _least(one: float, other: float) -> float:
 def state_digest(state: Tensor) -> str:
     """16 hexadecimal digits that tell one generator's state (any flat tensor) from another."""
     return hashlib.blake2b(state.cpu().contiguous().numpy().tobytes(), digest_size=8).hexdigest()
-
-
-def table_head() -> str:
-    """The columns' names of `table_row`, centred."""
-    return _COLUMNS
 
 
 def table_row(name: str, numbers: Fingerprint, shape: Sequence[int]) -> str:

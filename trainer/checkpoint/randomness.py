@@ -12,22 +12,16 @@ import torch
 from torch import Tensor
 
 
-def capture(generators: Mapping[str, torch.Generator] | None = None) -> dict[str, Tensor]:
-    """The state of torch (CPU and the current GPU), Python and NumPy, and of the named
-    `generators`, as tensors.
-    """
+def capture() -> dict[str, Tensor]:
+    """The state of torch (CPU and the current GPU), Python and NumPy, as tensors."""
     states = {"torch": torch.get_rng_state(), "python": _python_state(), "numpy": _numpy_state()}
     if torch.cuda.is_available():
         states["cuda"] = torch.cuda.get_rng_state()
-    for name, generator in (generators or {}).items():
-        states[f"generator/{name}"] = generator.get_state()
     return states
 
 
-def restore(
-    states: Mapping[str, Tensor], generators: Mapping[str, torch.Generator] | None = None
-) -> None:
-    """Put back what `capture` returned. Raises KeyError when a named generator has no saved state."""
+def restore(states: Mapping[str, Tensor]) -> None:
+    """Put back what `capture` returned."""
     torch.set_rng_state(states["torch"])
     version, *words, gauss_kept, gauss = states["python"].tolist()
     inner = tuple(int(word) for word in words)
@@ -38,8 +32,6 @@ def restore(
     numpy.random.set_state(("MT19937", key, int(position), int(kept), float(cached)))
     if "cuda" in states and torch.cuda.is_available():
         torch.cuda.set_rng_state(states["cuda"])
-    for name, generator in (generators or {}).items():
-        generator.set_state(states[f"generator/{name}"])
 
 
 def _python_state() -> Tensor:

@@ -96,7 +96,8 @@ def choose_kernel(
 
 def _on_cpu(model: ModelSection, needs_bias: bool) -> KernelChoice:
     if model.attention_dropout > 0.0:
-        return KernelChoice("math", f"on CPUs no fused kernel knows dropout, {_dropout(model)}")
+        dropout = f"model.attention_dropout is {model.attention_dropout:g}"
+        return KernelChoice("math", f"on CPUs no fused kernel knows dropout, {dropout}")
     return KernelChoice("dense" if needs_bias else "causal")
 
 
@@ -178,10 +179,6 @@ def _head_multiple(dtype: str, device: Device) -> int:
     if device.capability >= AMPERE:
         return 4
     return 1
-
-
-def _dropout(model: ModelSection) -> str:
-    return f"model.attention_dropout is {model.attention_dropout:g}"
 
 
 def _head(model: ModelSection) -> str:

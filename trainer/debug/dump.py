@@ -19,7 +19,7 @@ from msgspec.structs import replace
 from torch import Tensor, nn
 
 from trainer.checkpoint import randomness
-from trainer.checkpoint.fingerprint import fingerprint, state_digest, table_head, table_row
+from trainer.checkpoint.fingerprint import TABLE_HEAD, fingerprint, state_digest, table_row
 from trainer.checkpoint.source import dtype_name, precision_name
 from trainer.config.card import DebugSection
 from trainer.contract.files import host_name, make_shared, now, write_atomically
@@ -124,7 +124,7 @@ class DebugDumps:
                 dtype = "other"
             stem = fingerprint_stem(iteration, self._place, moment, dtype)
             lines = [
-                table_head(),
+                TABLE_HEAD,
                 *(table_row(record.name, record.numbers, record.shape) for record in records),
             ]
         write_atomically(self._folder / f"{stem}.txt", "\n".join(lines) + "\n")

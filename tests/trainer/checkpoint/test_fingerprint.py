@@ -16,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from trainer.checkpoint import fingerprint as module
-from trainer.checkpoint.fingerprint import EMPTY, Fingerprint, fingerprint, table_head, table_row
+from trainer.checkpoint.fingerprint import EMPTY, TABLE_HEAD, Fingerprint, fingerprint, table_row
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16, torch.float64]
 SHAPES = st.lists(st.integers(1, 5), min_size=1, max_size=3).map(tuple)
@@ -98,7 +98,7 @@ def test_what_is_not_finite_survives_json(values: list[float]) -> None:
 
 
 def test_table_has_the_columns_of_the_original() -> None:
-    assert table_head() == "     min           max          mean        l2 norm    metadata"
+    assert TABLE_HEAD == "     min           max          mean        l2 norm    metadata"
     row = table_row("h.weight", fingerprint(torch.tensor([[-1.5, 2.0]])), (1, 2))
     assert row == "-1.500000e+00  2.000000e+00  2.500000e-01 2.500000e+00 h.weight [1, 2]"
     assert re.fullmatch(
