@@ -66,7 +66,7 @@ class Carrier(SharedTransfer):
 
     def __init__(self, archive: Archive, source: CopySource, transfer: Transfer) -> None:
         super().__init__(archive, transfer, "copied")
-        self._source = source
+        self.source = source
         self._digests = {
             file.path: file.digest for file in source.all_files if file.digest is not None
         }
@@ -139,7 +139,7 @@ class Carrier(SharedTransfer):
         """One file of the checkpoint, from a byte on. Raises CheckpointChanged or SourceDamaged
         after its last byte.
         """
-        path = self._source.folder / file.path
+        path = self.source.folder / file.path
         is_whole = not skipped or file.path not in self._digests
         digest, position = hashlib.sha256(), 0 if is_whole else skipped
         try:
@@ -181,13 +181,13 @@ class Carrier(SharedTransfer):
             raise self._fault(file, "its digest differs from the manifest's", changed)
 
     def _fault(self, file: SourceFile, what: str, changed: bool) -> CopyError:
-        path = self._source.folder / file.path
-        if changed or not self._source.is_unchanged():
+        path = self.source.folder / file.path
+        if changed or not self.source.is_unchanged():
             return CheckpointChanged(
                 f"{path} was changed while it was copied: {what}; nothing was published"
             )
         text = f"{path}: {what}; nothing was published. Restore it from another copy, or: tr11 checkpoints remove"
-        return SourceDamaged(f"{text} {self._source.step}", file.path, what)
+        return SourceDamaged(f"{text} {self.source.step}", file.path, what)
 
     # ------------------------------------------------------------------ and back
     def _differs(self, item: Item, far: str, is_counted: bool) -> str | None:
@@ -269,13 +269,12 @@ def copy_source(
     visible as a copy, and what was sent is gone on with by the next call.
     """
     carrier = Carrier(archive, source, transfer)
-    destination = _find_destination(carrier.archive, source, kind=kind, base=base, format=format)
+    destination = _find_destination(carrier, kind, base, format)
     if destination.receipt is not None:
         if not repair:
             return destination.receipt
         format = destination.receipt.format
-        source = _as_promised(source, destination.receipt)
-        carrier = Carrier(archive, source, transfer)
+        carrier = Carrier(archive, _as_promised(source, destination.receipt), transfer)
     blank = Receipt(
         run=run,
         variant=variant,
@@ -291,20 +290,11 @@ def copy_source(
         run_id=run_id,
     )
     try:
-        return _copy(
-            source,
-            carrier,
-            destination=destination,
-            blank=blank,
-            parallel=transfer.parallel,
-            clock=clock,
-        )
+        return _copy(carrier, destination, blank, clock)
     except ArchivePermanentError:
         # another copier of the same checkpoint may have been faster, and its copy have its name
         # already
-        found = _find_destination(
-            carrier.archive, source, kind=kind, base=base, format=format
-        ).receipt
+        found = _find_destination(carrier, kind, base, format).receipt
         if found is None or found == destination.receipt:
             raise
         return found
@@ -340,9 +330,8 @@ def items_of(source: CopySource, format: Format) -> tuple[Item, ...]:
     )
 
 
-def _find_destination(
-    archive: Archive, source: CopySource, kind: Kind, base: str, format: Format
-) -> _Destination:
+def _find_destination(carrier: Carrier, kind: Kind, base: str, format: Format) -> _Destination:
+    archive, source = carrier.archive, carrier.source
     suffix = TAR_SUFFIX if format == "tar" else ""
     for identity in ("", source.identity):
         location = (f"{base}.{identity[:8]}" if identity else base) + suffix
@@ -356,7 +345,7 @@ def _find_destination(
             if receipt.identity == source.identity and receipt.kind == kind:
                 return _Destination(receipt.location, receipt.location, receipt)
             continue
-        left = _is_left_over(archive, source, location, format)
+        left = _is_left_over(carrier, location, format)
         if left == "another":
             continue
         if archive.renames and left == "nothing":
@@ -370,7 +359,7 @@ def _find_destination(
 
 
 def _is_left_over(
-    archive: Archive, source: CopySource, location: str, format: Format
+    carrier: Carrier, location: str, format: Format
 ) -> Literal["nothing", "ours", "another"]:
     """What lies, without a receipt, where a copy shall go: its maker was killed before the receipt
     was written.
@@ -379,8 +368,9 @@ def _is_left_over(
     manifest last: before that, nothing says whose they are, and they are compared or replaced one
     by one.
     """
+    archive, source = carrier.archive, carrier.source
     if format == "tar":
-        return _left_over_tar(archive, source, location)
+        return _left_over_tar(carrier, location)
     if source.manifest is not None:
         path = f"{location}/{source.manifest.path}"
         if archive.look(path) is not None:
@@ -394,9 +384,8 @@ def _is_left_over(
     return "nothing"
 
 
-def _left_over_tar(
-    archive: Archive, source: CopySource, location: str
-) -> Literal["nothing", "ours", "another"]:
+def _left_over_tar(carrier: Carrier, location: str) -> Literal["nothing", "ours", "another"]:
+    archive, source = carrier.archive, carrier.source
     (item,) = items_of(source, "tar")
     found = archive.look(location)
     if found is None:
@@ -413,22 +402,16 @@ def _left_over_tar(
 
 
 def _copy(
-    source: CopySource,
-    carrier: Carrier,
-    destination: _Destination,
-    blank: Receipt,
-    parallel: int,
-    clock: Callable[[], float],
+    carrier: Carrier, destination: _Destination, blank: Receipt, clock: Callable[[], float]
 ) -> Receipt:
+    source = carrier.source
     items = items_of(source, blank.format)
     manifest = source.manifest.path if source.manifest is not None else None
     first = sorted((item for item in items if item.path != manifest), key=lambda item: -item.bytes)
     if destination.work != destination.location:
-        _check_room(carrier.archive, items, destination.work, parallel)
-    _carry_all(carrier, first, destination.work, parallel)
-    _carry_all(
-        carrier, [item for item in items if item.path == manifest], destination.work, parallel
-    )
+        _check_room(carrier, items, destination.work)
+    _carry_all(carrier, first, destination.work)
+    _carry_all(carrier, [item for item in items if item.path == manifest], destination.work)
     if manifest is None and not source.is_unchanged():
         raise CheckpointChanged(
             f"{source.folder} was changed while it was copied; nothing was published"
@@ -438,7 +421,7 @@ def _copy(
     moment = clock()
     receipt = replace(
         blank,
-        files=_files(source, carrier, items, blank.format),
+        files=_files(carrier, items, blank.format),
         copied=blank.copied or moment,
         verified=moment,
     )
@@ -446,12 +429,13 @@ def _copy(
     return receipt
 
 
-def _check_room(archive: Archive, items: tuple[Item, ...], work: str, parallel: int) -> None:
+def _check_room(carrier: Carrier, items: tuple[Item, ...], work: str) -> None:
     """Refuse a copy that cannot end well before it takes the last room from others.
 
     Of an earlier try, files that are whole are seen; so many as are sent at once may be there in
     part, and are not counted: each is looked at as it is begun.
     """
+    archive, parallel = carrier.archive, carrier.transfer.parallel
     free = archive.free_bytes()
     if free is None or len(items) <= parallel:
         return
@@ -460,9 +444,9 @@ def _check_room(archive: Archive, items: tuple[Item, ...], work: str, parallel: 
     check_room(archive.address, free, sum(left[parallel:]))
 
 
-def _carry_all(carrier: Carrier, items: Iterable[Item], work: str, parallel: int) -> None:
+def _carry_all(carrier: Carrier, items: Iterable[Item], work: str) -> None:
     """Carry items beside one another; the first error ends the others and is raised."""
-    with in_threads(parallel, "backup", carrier.abort.set) as begin:
+    with in_threads(carrier.transfer.parallel, "backup", carrier.abort.set) as begin:
         for item in items:
             begin(carrier.carry, item, item.far_path(work))
 
@@ -488,14 +472,12 @@ def _is_taken(archive: Archive, path: str) -> bool:
     return archive.look(path) is not None or any(True for _ in archive.list(path))
 
 
-def _files(
-    source: CopySource, carrier: Carrier, items: tuple[Item, ...], format: Format
-) -> tuple[CopiedFile, ...]:
+def _files(carrier: Carrier, items: tuple[Item, ...], format: Format) -> tuple[CopiedFile, ...]:
     if format == "tar":
         places = offsets(items[0].parts)
     else:
         places = {}
     return tuple(
         CopiedFile(file.path, file.bytes, carrier.digest(file.path), places.get(file.path))
-        for file in source.all_files
+        for file in carrier.source.all_files
     )
