@@ -65,8 +65,28 @@ def restore_checkpoint(
         if os.path.lexists(home):
             _require_same(home, receipt, transfer)
             on_whole()
-        else:
-            _restore(archive, receipt, into=into, home=home, transfer=transfer, on_whole=on_whole)
+            return home
+        make_shared(into)
+        partial = partial_path(into, receipt.step, _mark(receipt))
+        make_folders(into, partial)
+        reader = _Reader(archive, receipt, transfer)
+        _require_room(into, receipt, partial)
+        with in_threads(transfer.parallel, "restore", reader.abort.set) as begin:
+            for file in sorted(receipt.files, key=lambda file: -file.bytes):
+                target = partial / file.path
+                make_folders(partial, target.parent)
+                begin(reader.fetch, file, target.with_name(f".{target.name}.part"), target)
+        _check_manifest(partial, receipt)
+        for root, _, _ in os.walk(partial):
+            sync_folder(Path(root))
+        on_whole()
+        try:
+            partial.rename(home)
+        except OSError:
+            if not os.path.lexists(home):
+                raise
+            _require_same(home, receipt, transfer)  # someone else restored it meanwhile
+        sync_folder(into)
     except OSError as error:
         raise _of_system(error, into) from None
     return home
@@ -154,37 +174,6 @@ def _is_inside(path: str) -> bool:
         and path.isprintable()
         and "\\" not in path
     )
-
-
-def _restore(
-    archive: Archive,
-    receipt: Receipt,
-    into: Path,
-    home: Path,
-    transfer: Transfer,
-    on_whole: Callable[[], None],
-) -> None:
-    make_shared(into)
-    partial = partial_path(into, receipt.step, _mark(receipt))
-    make_folders(into, partial)
-    reader = _Reader(archive, receipt, transfer)
-    _require_room(into, receipt, partial)
-    with in_threads(transfer.parallel, "restore", reader.abort.set) as begin:
-        for file in sorted(receipt.files, key=lambda file: -file.bytes):
-            target = partial / file.path
-            make_folders(partial, target.parent)
-            begin(reader.fetch, file, target.with_name(f".{target.name}.part"), target)
-    _check_manifest(partial, receipt)
-    for root, _, _ in os.walk(partial):
-        sync_folder(Path(root))
-    on_whole()
-    try:
-        partial.rename(home)
-    except OSError:
-        if not os.path.lexists(home):
-            raise
-        _require_same(home, receipt, transfer)  # someone else restored it meanwhile
-    sync_folder(into)
 
 
 def _mark(receipt: Receipt) -> str:
