@@ -245,9 +245,11 @@ def _copy_chunk(
         begin += described.storage_offset() * described.element_size()
         row_bytes = math.prod(shape[1:]) * target.element_size()
         if wanted:
-            first, last = (wanted[0].start, wanted[0].stop)
+            first = wanted[0].start
+            last = wanted[0].stop
         else:
-            first, last = (0, 1)
+            first = 0
+            last = 1
         whole_rows = all(
             part.stop - part.start == size for part, size in zip(wanted[1:], shape[1:], strict=True)
         )

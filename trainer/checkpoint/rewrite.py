@@ -87,7 +87,8 @@ def blocks_of(
     if not math.prod(shape) or not shape:
         yield (0,) * len(shape), shape
         return
-    rows, rest = shape[0], shape[1:]
+    rows = shape[0]
+    rest = shape[1:]
     height = max(1, most // math.prod(rest))
     for top in range(0, rows, height):
         yield (top, *(0 for _ in rest)), (min(height, rows - top), *rest)
@@ -150,7 +151,8 @@ def _files(chunks: list[_Chunk]) -> Iterator[list[_Chunk]]:
         held += math.prod(chunk.sizes) * chunk.facts.dtype.itemsize
         if held >= FILE_BYTES:
             yield group
-            group, held = [], 0
+            group = []
+            held = 0
     if group:
         yield group
 

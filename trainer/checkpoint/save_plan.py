@@ -209,7 +209,8 @@ def _file_name(rank: int) -> str:
 
 def _place(item: WriteItem, envelopes: Envelopes) -> PlacedPiece:
     assert item.tensor_data is not None
-    dtype, sizes = item.tensor_data.properties.dtype, tuple(item.tensor_data.chunk.sizes)
+    dtype = item.tensor_data.properties.dtype
+    sizes = tuple(item.tensor_data.chunk.sizes)
     envelope = envelopes.of(dtype, sizes)
     return PlacedPiece(
         item.index,

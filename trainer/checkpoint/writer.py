@@ -142,7 +142,8 @@ class AsyncSaver:
         what = f"saves into {self.folder} cannot be planned"
         try:
             parts = self._ranks.each(what, store.saved_parts, state, save_optimizer)
-            size, on_gpu = self._plan(parts, what), _lies_on_gpu(parts)
+            size = self._plan(parts, what)
+            on_gpu = _lies_on_gpu(parts)
             if self._shortage(size) is not None:
                 return
         except CheckpointError as fault:
@@ -337,7 +338,8 @@ class AsyncSaver:
         is_planned = self._signature == _signatures(parts)
         if self._ranks.all_true(is_planned and self._staging is not None):
             return None
-        size, on_gpu = self._plan(parts, what), _lies_on_gpu(parts)
+        size = self._plan(parts, what)
+        on_gpu = _lies_on_gpu(parts)
         if self._staging is None:
             held = -1
         else:

@@ -144,7 +144,8 @@ class ControlSignals:
 
         `trained`: whether this attempt has done a step. `waits`: this rank's data are not here yet.
         """
-        now, own = self.worker.clock(), [0] * PLACES
+        now = self.worker.clock()
+        own = [0] * PLACES
         own[SIGNAL], own[WAITING] = (
             int(self.worker.flag.received or 0),
             int(waits or self._data_are_held(iteration)),

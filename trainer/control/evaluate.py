@@ -112,7 +112,8 @@ def evaluate(
 
     `engine` must have a micro batch of one. `report` hears how many windows are done.
     """
-    mesh, measured = engine.mesh, [Measured(math.nan)] * count
+    mesh = engine.mesh
+    measured = [Measured(math.nan)] * count
     rounds = -(-count // mesh.data)
     for first in range(0, rounds, WINDOWS_BETWEEN_REPORTS):
         size = min(WINDOWS_BETWEEN_REPORTS, rounds - first)

@@ -82,9 +82,11 @@ def end_with_another(worker: Worker, *, error: Exception, iteration: int) -> str
 def end_by_itself(worker: Worker, *, error: Exception, steps_done: int, iteration: int) -> str:
     """Say and record why this rank ends, in an `except`; returns the end reason."""
     if is_refusal(error, steps_done):
-        reason, line = "refused", f"tr11: refused: {error}"
+        reason = "refused"
+        line = f"tr11: refused: {error}"
     else:
-        reason, line = "error", failure_text(error)
+        reason = "error"
+        line = failure_text(error)
     tell(line, sys.stderr)
     refusal = reason if says_all(error) else ""
     record_failure(worker, error, reason, iteration, refusal=refusal)
@@ -151,7 +153,8 @@ def record_failure(
     worker: Worker, error: BaseException, reason: str, iteration: int, refusal: str = ""
 ) -> None:
     """Record a failure, and for a refusal the end marker too. `refusal` is as in `write_failure`."""
-    paths, attempt = worker.paths, worker.attempt
+    paths = worker.paths
+    attempt = worker.attempt
     try:
         write_failure(
             paths, attempt, worker.rank, error=error, iteration=iteration, refusal=refusal
@@ -185,7 +188,8 @@ def refusal_elsewhere(worker: Worker) -> tuple[str, str] | None:
 
 
 def _refusals(worker: Worker) -> Iterator[dict[str, Any]]:
-    launch, rank = worker.attempt.launch, worker.rank
+    launch = worker.attempt.launch
+    rank = worker.rank
     folder = worker.paths.attempt(worker.attempt.job_id) / "failures"
     for path in folder.glob("rank-*.json"):
         try:

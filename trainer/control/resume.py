@@ -38,7 +38,8 @@ Say = Callable[[str], None]
 
 
 # of a cursor: how dropout's masks were made
-MASKS_KEY, BY_PLACE = "dropout_masks", "by place"
+MASKS_KEY = "dropout_masks"
+BY_PLACE = "by place"
 
 
 class ResumePosition(Record):
@@ -67,7 +68,8 @@ def load_newest(engine: Engine, say: Say, job_id: str = "") -> ResumePosition:
     Raises CheckpointError when there are checkpoints and none can be used, when the run must resume
     and cannot, or when the checkpoint's settings are not the card's and no one said which count.
     """
-    config, ranks = engine.config, RankGroup(engine.mesh.cpu_group)
+    config = engine.config
+    ranks = RankGroup(engine.mesh.cpu_group)
     own = own_source(config)
     step = _find(config, own, say, ranks)
     if step is not None:
@@ -82,7 +84,8 @@ def load_newest(engine: Engine, say: Say, job_id: str = "") -> ResumePosition:
     step = _find(config, other, say, ranks)
     assert step is not None
     found = load_step(engine, step, say, source=other)
-    run, before = run_of_checkpoints(other.folder), lineage_before(other.folder)
+    run = run_of_checkpoints(other.folder)
+    before = lineage_before(other.folder)
     began = BranchOrigin(
         str(other.folder),
         step,
@@ -184,7 +187,8 @@ def _read(
     """Fill the engine from a checkpoint of either layout; returns its cursor, and this rank's
     random state.
     """
-    state, info = engine.sharded_state(), checkpoint_info(engine.config, engine.mesh, "", "")
+    state = engine.sharded_state()
+    info = checkpoint_info(engine.config, engine.mesh, "", "")
     ranks = RankGroup(engine.mesh.cpu_group)
     if ranks.on_first(f"{place} was not loaded", format_at, place) == DEEPSPEED:
         loaded = load_deepspeed(place, state, info, group=ranks.group, weights_only=weights_only)

@@ -39,7 +39,8 @@ ROUNDING = 1.5 * 2.0**52
 ROUNDING_BITS = int(np.float64(ROUNDING).view(np.int64))
 # Where more columns than this are unclear, the keys only cost time, and are left out for some
 # tiles.
-MOST_UNCLEAR, TILES_WITHOUT_KEYS = 0.2, 15
+MOST_UNCLEAR = 0.2
+TILES_WITHOUT_KEYS = 15
 
 FloatArray = npt.NDArray[np.float64]
 
@@ -128,7 +129,9 @@ class _Exactly:
         """One tile: fills `chosen` and `taken` [rows, columns], changes `counts`, which is
         contiguous.
         """
-        flat, place, before = counts.reshape(-1), self.place, self.before
+        flat = counts.reshape(-1)
+        place = self.place
+        before = self.before
         weights = self.shares[:, None]
         x = np.maximum(samples, 1).astype(np.float64)
         for row in range(len(chosen)):
@@ -184,8 +187,11 @@ class _Keys:
         """One tile: fills `chosen` and `taken`, changes `counts`; not in unclear columns, which are
         returned.
         """
-        rows, members = len(chosen), len(self.shares)
-        weights, one, mask = self.shares[:, None], 1 << KEY_BITS, (1 << self.bits) - 1
+        rows = len(chosen)
+        members = len(self.shares)
+        weights = self.shares[:, None]
+        one = 1 << KEY_BITS
+        mask = (1 << self.bits) - 1
         x = samples.astype(np.float64)
         behind = weights * x
         behind -= counts
@@ -196,7 +202,9 @@ class _Keys:
         np.copyto(self.keys, np.rint(behind, out=behind), casting="unsafe")
         self.keys <<= self.bits
         self.keys += self.codes
-        flat, top, second = self.keys.reshape(-1), self.top[:rows], self.second[:rows]
+        flat = self.keys.reshape(-1)
+        top = self.top[:rows]
+        second = self.second[:rows]
         for row in range(rows):
             np.maximum.reduce(self.keys, axis=0, out=top[row])
             np.bitwise_and(top[row], mask, out=self.code, dtype=np.intp)

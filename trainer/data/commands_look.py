@@ -35,7 +35,8 @@ from trainer.data.tokenizer import Tokenizer, TokenizerSpec, load_tokenizer, spe
 
 # Shares of every data set that training, validation and test read: none for a test, unless one is
 # asked for.
-SHARES, SHARES_WITH_TEST = "950,50,0", "949,50,1"
+SHARES = "950,50,0"
+SHARES_WITH_TEST = "949,50,1"
 # Sums of published lists differ from 1 by up to 1e-11; more than this is a list that was edited by
 # hand.
 SUM_TOLERANCE = 1e-6
@@ -81,7 +82,8 @@ def _ratio(entry: Any, where: str) -> Ratio:
         raise DataError(
             f'{where} is not of the form {{"dataset_path": ..., "ratio": ...}}; repair it'
         )
-    path, ratio = entry["dataset_path"], entry["ratio"]
+    path = entry["dataset_path"]
+    ratio = entry["ratio"]
     if not isinstance(path, str) or not path:
         raise DataError(f"{where}: dataset_path {path!r} is not a path; repair it")
     if any(character.isspace() or character in ',"' for character in path):

@@ -129,7 +129,8 @@ def _describe(prefixes: Sequence[Path | str]) -> JsonObject:
 
 
 def _check_space(sources: Sequence[IndexedDataset], output: Path | str) -> None:
-    folder, half_made = Path(output).parent, partial_path(bin_path(output))
+    folder = Path(output).parent
+    half_made = partial_path(bin_path(output))
     with explain_os_errors("looking for space in", folder):
         make_shared(folder)
         free = shutil.disk_usage(folder).free
@@ -174,7 +175,8 @@ def _blocks_of(source: IndexedDataset, first: int) -> Iterator[Block]:
             low, high = np.searchsorted(documents, [first, stop], side="right")
             ended = documents[low if first else 0 : high] - first
             yield tokens, np.asarray(source.sizes[first:stop], dtype=np.int32), ended
-            first, begin = stop, int(ends[stop - 1])
+            first = stop
+            begin = int(ends[stop - 1])
 
 
 def tokenizer_spec(options: SimpleNamespace) -> TokenizerSpec | None:
@@ -235,7 +237,8 @@ def make_tokenizer(options: SimpleNamespace) -> JsonObject:
         check_vocabulary_size(options.vocab_size, kind, len(special_tokens))
     except DataError as error:
         raise UsageError(f"--vocab-size: {error}") from error
-    corpus, out = Path(options.corpus), Path(options.out)
+    corpus = Path(options.corpus)
+    out = Path(options.out)
     with explain_os_errors("reading", corpus):
         status = corpus.stat()
     request = {

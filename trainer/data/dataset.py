@@ -178,7 +178,8 @@ class GPTDataset:
     def documents_of(self, index: int) -> list[int]:
         """Numbers of the sequences of the data set that sample `index` takes tokens from, in order."""
         row = int(self.maps.shuffle[index])
-        first, last = int(self.maps.samples[row][0]), int(self.maps.samples[row + 1][0])
+        first = int(self.maps.samples[row][0])
+        last = int(self.maps.samples[row + 1][0])
         return [int(number) for number in self.maps.documents[first : last + 1]]
 
     def __getitem__(self, index: int) -> npt.NDArray[np.int64]:

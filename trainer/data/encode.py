@@ -105,7 +105,8 @@ def encode_piece(encoder: Encoder, piece: LineBlock) -> Encoded:
     """Tokenize one piece. Blank lines are passed over, empty texts counted, faulty lines named by
     number.
     """
-    request, tokenizer = encoder.request, encoder.tokenizer
+    request = encoder.request
+    tokenizer = encoder.tokenizer
     texts: list[tuple[int, str]] = []
     faults: list[str] = []
     empty = 0

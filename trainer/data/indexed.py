@@ -357,7 +357,9 @@ def _check_layout(
     index: _Index, dtype: np.dtype[Any], bin_bytes: int, path: Path, bin_file: Path
 ) -> None:
     """Lengths, offsets and document starts agree with each other and with the size of the .bin."""
-    sizes, offsets, documents = index.sizes, index.offsets, index.documents
+    sizes = index.sizes
+    offsets = index.offsets
+    documents = index.documents
     unit = dtype.itemsize if index.kind == "mapped" else 1
     end = (int(offsets[-1]) + int(sizes[-1]) * unit) * (dtype.itemsize // unit)
     if end != bin_bytes:
@@ -372,7 +374,8 @@ def _check_layout(
         # One entry beyond the block, so that its last offset is checked against the next block's
         # first.
         block = slice(first, min(first + CHECK_BLOCK, sequences) + 1 if step == 1 else first + 2)
-        lengths, begins = sizes[block], offsets[block]
+        lengths = sizes[block]
+        begins = offsets[block]
         fault = (
             fault
             or bool(np.any(lengths < 0))

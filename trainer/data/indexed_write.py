@@ -113,7 +113,8 @@ class IndexedWriter:
             )
         with explain_os_errors("writing", self._partial_bin):
             self._stream.write(data)
-        before, sizes = self.mark, np.asarray(lengths, dtype="<i4")
+        before = self.mark
+        sizes = np.asarray(lengths, dtype="<i4")
         ends = np.asarray(document_ends, dtype="<i8") + before.sequences
         self._sizes.append(sizes)
         self._documents.append(ends)

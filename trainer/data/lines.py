@@ -66,9 +66,11 @@ def read_pieces(
     beginning.
     """
     if begin:
-        text, line = (begin.text_bytes, begin.lines + 1)
+        text = begin.text_bytes
+        line = begin.lines + 1
     else:
-        text, line = (0, 1)
+        text = 0
+        line = 1
     position = source.position if text else 0
     held: list[bytes] = []  # the beginning of a line; empty when it is too long
     length = 0  # of that beginning

@@ -185,7 +185,8 @@ class PairWork:
 
         Raises DataError when it cannot be seen now what is left.
         """
-        progress, reason = None, None
+        progress = None
+        reason = None
         if self.can_go_on and not force:
             progress, reason = self.half.read()
         if self.writer.begin(progress.mark if progress else None):
@@ -270,7 +271,8 @@ def make_pair(
     every `save_seconds`; after an interruption the same request goes on from there, unless `force`.
     `tell` hears of an interruption, with what is `kept`. Raises DataError.
     """
-    outputs, record = (bin_path(prefix), idx_path(prefix)), pair_record(prefix)
+    outputs = (bin_path(prefix), idx_path(prefix))
+    record = pair_record(prefix)
     check_replaceable(outputs, record, lambda report: pair_is_unchanged(prefix, report), force)
     half = HalfMade(prefix, request)
     report = None

@@ -126,7 +126,8 @@ def _groups_of_split(data: DataSection, role: str) -> tuple[DataGroup, ...]:
     """
     shares = [float(share) for share in data.split.split(",")]
     before = sum(shares[: SPLITS.index(role)])
-    start, end = before / sum(shares), (before + shares[SPLITS.index(role)]) / sum(shares)
+    start = before / sum(shares)
+    end = (before + shares[SPLITS.index(role)]) / sum(shares)
     if start == end:
         return ()
     mixture = [

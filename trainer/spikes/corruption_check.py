@@ -108,7 +108,8 @@ def _outcomes(stage: Stage, mesh: Mesh, seed: int, iteration: int) -> list[Worke
             with suppress(_PeerFault):
                 all_go_on(False)
     if fault:
-        first, second = (), ()
+        first = ()
+        second = ()
     place = (mesh.rank, mesh.pipeline_rank, mesh.data_rank, mesh.tensor_rank)
     own = WorkerDigests(*place, host_name(), _name_of(mesh.device), first, second, fault)
     if mesh.world_size == 1:
@@ -159,7 +160,8 @@ def _compute(
     tensor ranks.
     """
     seen: list[Tensor] = []
-    streams, last = [_entrance(stage, batch, mesh, seed)], len(stage.layers) - 1
+    streams = [_entrance(stage, batch, mesh, seed)]
+    last = len(stage.layers) - 1
     with _witnessed(seen, all_go_on):
         with torch.no_grad():
             for index, layer in enumerate(stage.layers[:-1]):

@@ -107,7 +107,8 @@ class SpikeDetector(Record):
             return self, None
         if not math.isfinite(loss) or (grad_norm is not None and not math.isfinite(grad_norm)):
             return self._not_finite(iteration, loss, grad_norm, update_dropped)
-        usual_norm, usual_loss = _median(self.norms), _median(self.losses)
+        usual_norm = _median(self.norms)
+        usual_loss = _median(self.losses)
         high_norm = grad_norm is not None and grad_norm > self.settings.gradient_factor * usual_norm
         high_loss = loss > self.settings.loss_factor * usual_loss
         after = self._learn(None if high_norm else grad_norm, None if high_loss else loss)
@@ -268,7 +269,8 @@ class SpikeWatch:
             return None
         if settings.on_spike == "roll_back":
             finish_saves()
-        folder, used = self._config.paths.checkpoints, self.record.automatic
+        folder = self._config.paths.checkpoints
+        used = self.record.automatic
         return self._ranks.on_first(
             "the search for a checkpoint before the spike",
             lambda: decide_recovery(
@@ -282,7 +284,8 @@ class SpikeWatch:
 
         `fence` is asked first, on rank 0: what another trainer reads by now must not be renamed.
         """
-        paths, before = self._config.paths, self.record
+        paths = self._config.paths
+        before = self.record
 
         def change() -> RecoveryRecord:
             ask = fence or (lambda: None)
@@ -307,7 +310,8 @@ class SpikeWatch:
 
     def settle(self) -> None:
         """At the start of an attempt: finish what a roll-back that was cut off began. Collective."""
-        paths, record = self._config.paths, self.record
+        paths = self._config.paths
+        record = self.record
         self.record = self._ranks.on_first("discarded checkpoints", settle, paths, record)
 
 

@@ -32,7 +32,8 @@ from trainer.data.tokenizer import TOKENIZER_FILE
 
 def run(options: SimpleNamespace) -> JsonObject:
     """Export one checkpoint."""
-    place, target = Path(options.place).resolve(), Path(options.output).absolute()
+    place = Path(options.place).resolve()
+    target = Path(options.output).absolute()
     check_target(target.resolve(), options.force, is_export)
     if target.resolve().is_relative_to(place):
         raise UsageError(f"-o {target}: lies inside the checkpoint; name another folder")

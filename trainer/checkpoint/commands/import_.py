@@ -32,7 +32,8 @@ def run(options: SimpleNamespace) -> JsonObject:
     """Import one model: weights in the card's precision, fp32 masters, zero moments, step 0."""
     card = read_card(options.card)
     assert card is not None
-    folder, target = Path(options.folder).resolve(), card.paths.checkpoints
+    folder = Path(options.folder).resolve()
+    target = card.paths.checkpoints
     source = open_for(folder, card)
     check_new(target)
     info = CheckpointInfo(
@@ -89,7 +90,8 @@ def open_for(folder: Path, card: TrainerConfig) -> HuggingFaceFolder:
     except CheckpointError as error:
         raise CheckpointError(f"the run card's model: {error}") from None
     source = HuggingFaceFolder(folder, theirs, card.precision.dtype)
-    found, tokens = source.rows, card.tokenizer.vocabulary_size
+    found = source.rows
+    tokens = card.tokenizer.vocabulary_size
     if tokens is not None and tokens > found:
         raise CheckpointError(
             f"{folder} has {found} rows of the vocabulary, and tokenizer.vocabulary_size is {tokens}: name the"

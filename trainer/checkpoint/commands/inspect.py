@@ -193,7 +193,8 @@ def _manifest_lines(result: JsonObject) -> list[tuple[str, str]]:
     if manifest is None:
         return []
     written = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(manifest["created"]))
-    job, paths = manifest["job_id"], RunPaths.of_checkpoints(Path(result["place"]).parent)
+    job = manifest["job_id"]
+    paths = RunPaths.of_checkpoints(Path(result["place"]).parent)
     if job and paths is not None:
         job = read_attempt_label(paths, job)
     if job:

@@ -50,7 +50,8 @@ def run(options: SimpleNamespace) -> JsonObject:
         if getattr(options, degree) is not None
     }
     _check_degrees(asked, options.layout)
-    place, output = Path(options.place).resolve(), Path(options.output).absolute()
+    place = Path(options.place).resolve()
+    output = Path(options.output).absolute()
     original = open_checkpoint(place)
     facts = original.facts
     target = output / checkpoint_name(facts.step)

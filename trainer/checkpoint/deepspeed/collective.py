@@ -257,7 +257,8 @@ def _files(
     share: _Share, new: NewCheckpoint, settings: OptimizerSettings
 ) -> Iterator[tuple[str, Any]]:
     """Names and contents of this rank's files, made one at a time."""
-    mesh, steps = share.mesh, share.state.optimizer_step
+    mesh = share.mesh
+    steps = share.state.optimizer_step
     if mesh.data_rank == 0:
         yield from share.layer_files()
         yield (

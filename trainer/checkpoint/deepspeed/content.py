@@ -67,7 +67,8 @@ class OptimizerSettings(Record):
         """From the options of a checkpoint's parameter groups (`DeepSpeedSource.group_options`)."""
         if not options:
             return cls()
-        first, default = options[0], cls()
+        first = options[0]
+        default = cls()
         beta1, beta2 = first.get("betas", (default.beta1, default.beta2))
         return cls(
             learning_rate=float(first.get("lr", default.learning_rate)),
@@ -117,8 +118,10 @@ def rank_contents(
     """Contents of a rank file: the engine's fields, and the client's (Megatron's) with what tr11
     keeps of its own.
     """
-    cursor, info = new.extras.cursor, new.info
-    iteration, skipped = int(cursor.get("iteration", 0)), int(cursor.get("skipped", 0))
+    cursor = new.extras.cursor
+    info = new.info
+    iteration = int(cursor.get("iteration", 0))
+    skipped = int(cursor.get("skipped", 0))
     arguments = _arguments(degrees, cursor, info)
     vocabulary = info.model.get("tokenizer.padded_vocabulary_size")
     return {

@@ -189,7 +189,9 @@ def _roles(files: OpenFiles, names: Names, said_layers: object) -> Roles:
                 f"{files.folder} holds no file of the model's {_SHOWN[kind]}; {AGAIN}"
             )
     # A tied embedding may be written once more, by the stage of the head.
-    embedding, blocks, final = by_kind["embedding"][0], by_kind["block"], by_kind["final"][0]
+    embedding = by_kind["embedding"][0]
+    blocks = by_kind["block"]
+    final = by_kind["final"][0]
     if embedding != min(kinds):
         raise CheckpointError(
             f"{files.folder / layer_file(min(kinds), 0)} does not hold the word embedding; {AGAIN}"

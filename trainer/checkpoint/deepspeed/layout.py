@@ -135,7 +135,8 @@ def _facts(folder: Path, layout: WeightLayout, steps: int) -> CheckpointFacts:
 
 def _cursor(layout: WeightLayout) -> dict[str, Any]:
     """The training's counters as the original keeps them; a count that no file holds is 0."""
-    client, arguments = layout.client, layout.arguments
+    client = layout.client
+    arguments = layout.arguments
     iteration = client.get("iteration", client.get("global_steps"))
     tokens = client.get("tokens", arguments.get("consumed_train_tokens"))
     return {
@@ -153,7 +154,8 @@ def _model(layout: WeightLayout) -> dict[str, Any]:
     """The model's facts under the card's keys: by the tensors, and by the arguments where there are
     any.
     """
-    weights, arguments = layout.weights, layout.arguments
+    weights = layout.weights
+    arguments = layout.arguments
     vocabulary, hidden = weights["embedding.word.weight"].facts.shape
     facts: dict[str, Any] = {
         "model.layers": layout.roles.layers,
@@ -175,7 +177,8 @@ def _model(layout: WeightLayout) -> dict[str, Any]:
     return facts
 
 
-_PARAMETER, _PADDING = "param", "vocab_divisibility_padding_tensor"
+_PARAMETER = "param"
+_PADDING = "vocab_divisibility_padding_tensor"
 _NAME = re.compile(r"(?:tied_modules\.[^.]+|(\d+))\.(.+)")
 
 
@@ -197,7 +200,8 @@ def inspect_universal(files: OpenFiles) -> tuple[WeightLayout, OptimizerLayout]:
             raise CheckpointError(
                 f"{files.folder / 'zero' / name} is no parameter of tr11's GPT: it is of another model"
             )
-        shape, path = None, files.folder / "zero" / name
+        shape = None
+        path = files.folder / "zero" / name
         for kind in (
             *FRAGMENT_KINDS,
             *(kind for kind in EXTRA_KINDS if (path / f"{kind}.pt").exists()),
@@ -227,7 +231,8 @@ def inspect_universal(files: OpenFiles) -> tuple[WeightLayout, OptimizerLayout]:
     tensor = int(
         dims.get("tp_degree", attributes(client.get("args")).get("tensor_model_parallel_size", 1))
     )
-    model, data = int(client.get("mp_world_size", tensor)), int(client.get("dp_world_size", 1))
+    model = int(client.get("mp_world_size", tensor))
+    data = int(client.get("dp_world_size", 1))
     names = Names({}, {}, {}, dtype == torch.bfloat16)
     layout = WeightLayout(
         names, tensor, model // tensor, data=data, client=client, roles=roles, weights=weights
@@ -278,7 +283,8 @@ def _stored(files: OpenFiles, name: str) -> StoredTensor:
     if isinstance(padding, Tensor) and padding.numel():
         parts.append((padding.view(-1, *value.shape[1:]), _PADDING))
     shape = (sum(part.shape[0] for part, _ in parts), *value.shape[1:])
-    runs, first = [], 0
+    runs = []
+    first = 0
     for part, key in parts:
         runs.append(FlatRun(name, (key,), first, numel=part.numel(), start=0))
         first += part.numel()

@@ -130,7 +130,9 @@ def _share(
             f"or it is of another checkpoint; {AGAIN}"
         )
     mappings = _mappings(files.folder / name, states, expected, data_rank)
-    fragments, steps, options = [], set(), []
+    fragments = []
+    steps = set()
+    options = []
     for group, (mapping, partition) in enumerate(zip(mappings, states[_PARTITIONS], strict=True)):
         where, moments, option = _group_state(states.get(_BASE, {}), group)
         options.append(
@@ -279,7 +281,8 @@ def _assembled(
     return found
 
 
-_LARGEST, _SAMPLES = 2, 4
+_LARGEST = 2
+_SAMPLES = 4
 
 
 def _check_pairs(

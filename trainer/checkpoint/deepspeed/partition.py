@@ -40,10 +40,13 @@ def fragments_of(
     """
     parameters = list(parameters)
     size = partition_elements(sum(numel for _, numel in parameters), data)
-    begin, end = data_rank * size, (data_rank + 1) * size
-    found, position = [], 0
+    begin = data_rank * size
+    end = (data_rank + 1) * size
+    found = []
+    position = 0
     for name, numel in parameters:
-        low, high = max(begin, position), min(end, position + numel)
+        low = max(begin, position)
+        high = min(end, position + numel)
         if low < high:
             found.append(FlatFragment(name, low - position, high - low, low - begin))
         position += numel

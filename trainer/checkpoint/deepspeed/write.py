@@ -177,7 +177,8 @@ class _Plan:
         """The parameters of a stage in the order of the original's `named_parameters`: tied modules
         come first.
         """
-        first, end = self._bounds[number], self._bounds[number + 1]
+        first = self._bounds[number]
+        end = self._bounds[number + 1]
         names = [name for position in range(first, end) for name in self.layer(position)]
         found = [
             StageParameter(name, module_name(self.positions[name]), self.local_shape(name))
@@ -204,7 +205,8 @@ def _files(
     settings: OptimizerSettings,
 ) -> Iterator[tuple[str, Any]]:
     """Names and contents of all files, made one at a time."""
-    degrees, steps = plan.degrees, source.facts.optimizer_step
+    degrees = plan.degrees
+    steps = source.facts.optimizer_step
     for position in sorted({place.position for place in plan.positions.values()}):
         for tensor_rank in range(degrees.tensor):
             yield (

@@ -58,7 +58,8 @@ def t5_tensors(facts: Mapping[str, Any]) -> dict[str, MappedTensor]:
         is_decoder = side == "decoder"
         parts = _SELF | (_CROSS if is_decoder else {"final_layer_norm": "post_attention_norm"})
         for layer in range(layers):
-            theirs, ours = f"model.{side}.layers.{layer}.", f"blocks.{first + layer}."
+            theirs = f"model.{side}.layers.{layer}."
+            ours = f"blocks.{first + layer}."
             for kind in ("weight", "bias"):
                 found |= {
                     f"{theirs}{name}.{kind}": MappedTensor(f"{ours}{own}.{kind}")
@@ -83,7 +84,8 @@ def t5_config(facts: Mapping[str, Any], dtype: str) -> dict[str, Any]:
     )
     fixed = {"model.kv_channels": hidden // heads, "model.layernorm_epsilon": LAYERNORM_EPSILON}
     only(facts, fixed, "Blenderbot")
-    layers, ffn = needed_fact(facts, "model.layers"), needed_fact(facts, "model.ffn_hidden_size")
+    layers = needed_fact(facts, "model.layers")
+    ffn = needed_fact(facts, "model.ffn_hidden_size")
     sides = ("encoder", "decoder")
     return {
         "architectures": ["BlenderbotForConditionalGeneration"],

@@ -163,7 +163,8 @@ def plan_export(
     _check_tensors(
         theirs, {item.key: shape_of(item.key, facts) for item in wanted.values()}, stored
     )
-    rows, tables = needed_fact(facts, ROWS_KEY), [key for key in VOCABULARY if key in stored]
+    rows = needed_fact(facts, ROWS_KEY)
+    tables = [key for key in VOCABULARY if key in stored]
     tokens = tokenizer.vocabulary_size if tokenizer is not None else vocabulary_size
     if theirs.cuts_padding and tokens is not None:
         used = max(used_rows(source, tokens, key) for key in tables)
@@ -229,7 +230,8 @@ def write_export(
     check_target(target.resolve(), force, is_export)
     _check_space(target.resolve(), plan.bytes)
     with whole_folder(target, force, is_export) as folder:
-        entries, places = [], {}
+        entries = []
+        places = {}
         count = len(plan.shards)
         for number, shard in enumerate(plan.shards, 1):
             if count == 1:

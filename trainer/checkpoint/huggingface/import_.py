@@ -58,9 +58,12 @@ class TensorFile(Record):
         """Raises CheckpointError for anything but floating-point numbers."""
         found = self.part_of(name)
         if isinstance(found, Tensor):
-            dtype, shape, is_float = str(found.dtype), found.shape, found.is_floating_point()
+            dtype = str(found.dtype)
+            shape = found.shape
+            is_float = found.is_floating_point()
         else:
-            dtype, shape = found.get_dtype(), found.get_shape()
+            dtype = found.get_dtype()
+            shape = found.get_shape()
             is_float = dtype in _FLOATS
         if not is_float:
             raise CheckpointError(
@@ -293,13 +296,16 @@ class HuggingFaceFolder:
         """
         size = tensor.shape[0] // (tensor.groups * sum(tensor.counts))
         ends = [size * end for end in accumulate(tensor.counts)]
-        pieces, row, end = [], offsets[0], offsets[0] + sizes[0]
+        pieces = []
+        row = offsets[0]
+        end = offsets[0] + sizes[0]
         while row < end:
             group, within = divmod(row, ends[-1])
             which = bisect_right(ends, within)
             height = size * tensor.counts[which]
             rows = min(ends[which] - within, end - row)
-            name, begin = tensor.names[which], (group + 1) * height - (ends[which] - within)
+            name = tensor.names[which]
+            begin = (group + 1) * height - (ends[which] - within)
             pieces.append(self._files[name].read(name, (begin, *offsets[1:]), (rows, *sizes[1:])))
             row += rows
         return torch.cat(pieces)
@@ -342,7 +348,8 @@ class HuggingFaceFolder:
     def _check_tied(self, repeated: str, key: str) -> None:
         own = self._tensors[key].names[0]
         facts = TensorFacts(self._tensors[key].shape, torch.float32)
-        head, words = self._files[repeated], self._files[own]
+        head = self._files[repeated]
+        words = self._files[own]
         if head.shape(repeated) != facts.shape or not all(
             torch.equal(head.read(repeated, *block), words.read(own, *block))
             for block in row_blocks(facts, _COMPARED_BYTES)

@@ -65,7 +65,8 @@ def llama_tensors(facts: Mapping[str, Any]) -> dict[str, MappedTensor]:
     block = _BLOCK | (_QK_NORMS if facts.get("model.qk_norm") else {})
     found = {"model.embed_tokens.weight": MappedTensor(WORDS)}
     for layer in range(needed_fact(facts, "model.layers")):
-        theirs, ours = f"model.layers.{layer}.", f"blocks.{layer}."
+        theirs = f"model.layers.{layer}."
+        ours = f"blocks.{layer}."
         fused = f"{ours}attention.query_key_value.weight"
         for part, count, name in ((0, queries, "q"), (queries, 1, "k"), (queries + 1, 1, "v")):
             item = MappedTensor(fused, part, queries + 2, count=count)

@@ -47,7 +47,8 @@ class MappedTensor(Record):
         """Offsets and sizes, in our tensor, of what makes up theirs of `facts`, in order. `groups`:
         heads of keys and values.
         """
-        shape, zeros = facts.shape, (0,) * len(facts.shape[1:])
+        shape = facts.shape
+        zeros = (0,) * len(facts.shape[1:])
         if self.part is None:
             yield from row_blocks(facts, BLOCK_BYTES)
         elif self.is_stacked:

@@ -127,7 +127,8 @@ def facts_of_config(config: Mapping[str, Any], path: str) -> JsonObject:
     facts: JsonObject = {"model.family": "bert"} | {
         ours: count_of(config, path, theirs) for ours, theirs in counts.items()
     }
-    hidden, heads = facts["model.hidden_size"], facts["model.attention_heads"]
+    hidden = facts["model.hidden_size"]
+    heads = facts["model.attention_heads"]
     if hidden % heads:
         raise CheckpointError(
             f"{path}: num_attention_heads = {heads}: must divide hidden_size = {hidden}"

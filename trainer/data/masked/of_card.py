@@ -148,7 +148,8 @@ class T5Task(MaskedTask):
     @property
     def row(self) -> NamedFields:
         """As `t5_sample` makes them."""
-        encoder, decoder = self.rules.sequence_length, self.rules.decoder_sequence_length
+        encoder = self.rules.sequence_length
+        decoder = self.rules.decoder_sequence_length
         fields = (
             ("text_enc", encoder),
             ("text_dec", decoder),
@@ -238,7 +239,8 @@ def _bert(config: TrainerConfig) -> BertTask:
 
 
 def _t5(config: TrainerConfig) -> T5Task:
-    data, model = config.data, config.model
+    data = config.data
+    model = config.model
     return T5Task(
         seed=config.run.seed,
         short_probability=data.short_sequence_probability,
@@ -248,7 +250,8 @@ def _t5(config: TrainerConfig) -> T5Task:
 
 
 def _vocabulary(config: TrainerConfig, extra_ids: int = 0) -> MaskingVocabulary:
-    named, rows = config.tokenizer, config.tokenizer.padded_vocabulary_size
+    named = config.tokenizer
+    rows = config.tokenizer.padded_vocabulary_size
     spec = TokenizerSpec(named.type, named.path, named.vocabulary_file, named.merges_file)
     vocabulary = masking_vocabulary(load_tokenizer(spec), extra_ids)
     if vocabulary.size > rows:

@@ -193,7 +193,8 @@ def _cut(
     else:
         pivot = 1
     exchanged = bool(random.random_sample() < 0.5)
-    first, second = _joined(sentences[:pivot]), _joined(sentences[pivot:])
+    first = _joined(sentences[:pivot])
+    second = _joined(sentences[pivot:])
     if exchanged:
         return (second, first, True)
     return (first, second, False)

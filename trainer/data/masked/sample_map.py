@@ -72,7 +72,8 @@ class Mersenne64:
 
     def _more(self) -> Words:
         """The next words of the state, before tempering: a view that the next call overwrites."""
-        words, twisted = self._words, self._twisted
+        words = self._words
+        twisted = self._twisted
         words[:WORDS] = words[-WORDS:]
         twisted[:MIDDLE] = twisted[-MIDDLE:]
         for step in range(STEPS_AT_ONCE):
@@ -249,7 +250,8 @@ def usable_documents(
     """Which documents give samples: enough sentences, and none very long beside others [documents]."""
     counts = np.diff(documents)
     usable: npt.NDArray[np.bool_] = counts >= max(least_sentences, 1)
-    begin, end = int(documents[0]), int(documents[-1])
+    begin = int(documents[0])
+    end = int(documents[-1])
     for first in range(begin, end, 1 << 20):
         block = sizes[first : min(first + (1 << 20), end)]
         if len(block) and int(block.max()) > LONG_SENTENCE:
@@ -383,7 +385,10 @@ class _Draws:
 
 def _walk(ways: _Ways, draws: _Draws, rules: MapRules) -> IntArray:
     """The rows of one epoch, in order."""
-    following, tokens, ends, least = ways.following, ways.tokens, ways.ends, rules.least_sentences
+    following = ways.following
+    tokens = ways.tokens
+    ends = ways.ends
+    least = rules.least_sentences
     # stepping from there leads there, so that a run may go on beyond the end
     places = len(following) - 1
     visited = array(following.typecode)
