@@ -20,7 +20,8 @@ from tr11ops.alerts.state import WATCHDOG, AlertEvent, AlertState, Message, even
 from tr11ops.alerts.store import StoredAlerts, commit
 from tr11ops.alerts.url_route import UrlRoute
 from tr11ops.base.observed import cause
-from tr11ops.runcard.card import RunCard, shipped_folder
+from tr11ops.runcard.card import RunCard
+from tr11ops.runcard.find import is_same_everywhere
 from tr11ops.rundir.journal import Journal
 from tr11ops.rundir.paths import RunDirectory
 from trainer.contract.files import host_name
@@ -68,8 +69,9 @@ class Sender(Record):
     @classmethod
     def of(cls, directory: RunDirectory, card: RunCard, now: float, typed: str = "") -> Sender:
         """By the card's rules, from this machine; `typed` is the card as the person named it."""
-        folder = str(Path.cwd())
-        if _is_same_everywhere(Path(typed), directory.paths.root):
+        current = Path.cwd()
+        folder = str(current)
+        if is_same_everywhere(Path(typed), card.run.name, directory.paths.root, current):
             folder = ""
         policy = policy_of(card, mark=directory.mark, host=host_name(), folder=folder, typed=typed)
         return cls(directory, card, policy, now)
@@ -203,12 +205,3 @@ class Sender(Record):
         except OSError as error:
             return f"the journal could not be written: {cause(error)}"
         return ""
-
-
-def _is_same_everywhere(card: Path, root: Path) -> bool:
-    """Whether a card, as it was typed, means the run at `root` in whatever folder a command is typed:
-    not where its paths begin in the current one (`runcard.find.base_of`).
-    """
-    if not card.is_absolute() or card.is_relative_to(shipped_folder()):
-        return False
-    return root.is_relative_to(card.parent) or not root.is_relative_to(Path.cwd())

@@ -119,8 +119,10 @@ def manifest_of(context: RunContext, given: list[str], nodes: int | None) -> Out
         text = "tr11 writes the objects and does not talk to a cluster"
         raise WrongUsage(f"{text}: add --dry-run and pipe it into `kubectl apply -f -`")
     path = card_path(context.run)
-    sizes = [f"slurm.nodes={nodes}"] * (nodes is not None)
-    card = load_card(path, [*context.overrides, *sizes], os.environ)
+    overrides = list(context.overrides)
+    if nodes is not None:
+        overrides.append(f"slurm.nodes={nodes}")
+    card = load_card(path, overrides, os.environ)
     problems = list(kubernetes_problems(card))
     if problems or card.kubernetes is None:
         raise CardError(str(path), problems)

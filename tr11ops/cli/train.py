@@ -255,10 +255,13 @@ def train(
     """
     path = context.card_path
     seconds = span_option(wait, "m")
-    workers_size = [f"slurm.workers_per_node={workers}"] * (workers is not None)
-    sizes = [f"slurm.nodes={nodes}"] * (nodes is not None) + workers_size
+    overrides = list(context.overrides)
+    if nodes is not None:
+        overrides.append(f"slurm.nodes={nodes}")
+    if workers is not None:
+        overrides.append(f"slurm.workers_per_node={workers}")
     try:
-        card = load_card(path, [*context.overrides, *sizes], os.environ)
+        card = load_card(path, overrides, os.environ)
     except CardError as error:
         why = f"its card is refused: {error.problems[0]}"
         _tell_node_0(context, (nodes, node_rank, master), seconds, why)
@@ -270,9 +273,8 @@ def train(
     for line in said:
         say(f"tr11: {line}")
     if rendezvous is not None and rendezvous.nodes != card.slurm.nodes:
-        card = load_card(
-            path, [*context.overrides, f"slurm.nodes={rendezvous.nodes}", *workers_size], os.environ
-        )
+        overrides.append(f"slurm.nodes={rendezvous.nodes}")
+        card = load_card(path, overrides, os.environ)
     if rendezvous is not None and rendezvous.rank > 0:
         try:
             _require_trainer(card)

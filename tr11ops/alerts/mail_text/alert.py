@@ -359,7 +359,11 @@ class AlertMails(RunMails):
         """What follows on the first lines of the first of them."""
         news = [part.alert for part in parts if part.kind not in OVER]
         over = len(parts) - len(news)
-        counts = [counted(len(news), "alert")] * bool(news) + [f"{over} over"] * bool(over)
+        counts = []
+        if news:
+            counts.append(counted(len(news), "alert"))
+        if over:
+            counts.append(f"{over} over")
         yield from wrapped(f"All in this mail: {' and '.join(counts)}.")
         if news:
             yield ""
