@@ -31,7 +31,7 @@ from tr11ops.alerts.mail_route import is_address
 from tr11ops.alerts.mail_text.alert import AlertMails
 from tr11ops.alerts.mail_text.daily_summary import RunMails
 from tr11ops.alerts.mail_text.shared import clean
-from tr11ops.alerts.notify import tell, told
+from tr11ops.alerts.notify import digest_due, tell, told
 from tr11ops.alerts.outbox import OutboxEntry, waiting
 from tr11ops.alerts.policy import Policy
 from tr11ops.alerts.sending import Sender
@@ -517,16 +517,13 @@ def send_digest(
     left = known(waiting(sender.directory), None)
 
     def change(alert_state: AlertState) -> tuple[AlertState, Message | None]:
-        due = now if again else policy.digest_moment(now)
-        if due is None or (
-            not again and alert_state.digested is not None and due <= alert_state.digested
-        ):
-            return alert_state, None
+        done, due = digest_due(alert_state, policy, now)
+        if again:
+            done, due = alert_state, now
+        if due is None:
+            return done, None
         message = mails.digest_message(alert_state, due, left)
-        digested = alert_state.digested if again else due
-        return replace(
-            alert_state, digested=digested, messages=(*alert_state.messages, message)
-        ), message
+        return replace(done, messages=(*done.messages, message)), message
 
     stored, message = commit(sender.directory, change)
     if message is None:

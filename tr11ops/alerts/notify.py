@@ -260,16 +260,8 @@ class _Telling(AlertMails):
         """The daily summary, once for each day on which anyone looked, also when there is nothing to
         say.
         """
-        now, last = self.now, alert_state.digested
-        moment = self.policy.digest_moment(now)
-        if moment is None:
-            return alert_state, ()
-        done = replace(alert_state, digested=moment)
-        if last is None or last - now > 86_400.0:  # the first look ever; or a clock that ran ahead
-            return done, ()
-        if moment <= last:
-            return alert_state, ()
-        if not self.policy.is_reachable:
+        done, moment = digest_due(alert_state, self.policy, self.now)
+        if moment is None or not self.policy.is_reachable:
             return done, ()
         return done, (self.digest_message(alert_state, moment, backlog),)
 
@@ -323,6 +315,23 @@ class _Telling(AlertMails):
         why = f"Its time was over at {self.moment(shift.until)}."
         message = self.shift(shift, done, why, moved=shift.until)
         return done.with_events((event,)), (message,) if message.to else ()
+
+
+def digest_due(
+    alert_state: AlertState, policy: Policy, now: float
+) -> tuple[AlertState, float | None]:
+    """When the daily summary was due that is to be sent now, None for none; and the alert state after
+    it. The first of a run is that of the first time which anyone has waited for.
+    """
+    moment, last = policy.digest_moment(now), alert_state.digested
+    if moment is None:
+        return alert_state, None
+    done = replace(alert_state, digested=moment)
+    if last is None or last - now > 86_400.0:  # the first look ever; or a clock that ran ahead
+        return done, None
+    if moment <= last:
+        return alert_state, None
+    return done, moment
 
 
 def _flaps(alert: Alert) -> bool:

@@ -489,7 +489,8 @@ def digest(
     if not sender.policy.is_reachable:
         text = "no one is told: set alerts.recipients, alerts.rota or alerts.urls_file in the card"
     elif message is None:
-        text = "no digest is due: today's was sent, or the card wants none (--again sends one)"
+        why = "today's was sent, the first one's time is still to come, or the card wants none"
+        text = f"no digest is due: {why} (--again sends one)"
     else:
         sent = {"subject": message.subject, "to": list(message.to)}
         fate = "queued, and sent later" if notes else "sent"

@@ -264,8 +264,9 @@ OLDER = frozenset({"exclusion-cap"})  # states that may have stood before what t
 # what a held queue goes on without, where that is why it is held
 OF_HOLD = tuple(CauseLink(cause, fault=HELD_FOR_FAULT) for cause in ("unfinished-end", "held"))
 # Of each detector: what its findings follow from, the strongest cause first. NONE: it is always
-# told for itself. The strongest detector comes first, and each after what its findings follow from:
-# see `lead`.
+# told for itself. The strongest detector comes first, what stops the training before what makes it
+# slow, and that before a short queue, which costs nothing yet; each after what its findings follow
+# from: see `lead`.
 CAUSES: Mapping[str, tuple[CauseLink, ...]] = {
     "directory-unseen": NONE,
     "filesystem-full": NONE,
@@ -285,6 +286,8 @@ CAUSES: Mapping[str, tuple[CauseLink, ...]] = {
     "hung": _of_job("suspended", "zombie"),
     "stalled": _of_job("suspended", "zombie", "hung"),
     "down": _of_run("start-failed", "unfinished-end", outlasts=True),
+    "slow-node": NONE,
+    "slow": _of_run("slow-node"),
     "limit-reached": NONE,
     "reservation-ended": NONE,
     "waits-for-site": NONE,
@@ -302,8 +305,6 @@ CAUSES: Mapping[str, tuple[CauseLink, ...]] = {
     "lingering": _of_job("zombie"),
     "no-spare": _of_run("node-lost"),
     "exclusion-cap": (CauseLink("node-lost", Same.IDENTITY, outlasts=True), *OF_HOLD),
-    "slow-node": NONE,
-    "slow": _of_run("slow-node"),
     "loss-spike": _of_run("loss-not-finite"),
     "gradient-norm": _of_run("loss-not-finite", "loss-spike"),
     "validation-loss-rises": _of_run("loss-not-finite", "loss-spike"),

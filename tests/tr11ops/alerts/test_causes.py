@@ -417,3 +417,16 @@ def test_where_the_array_is_held_for_a_fault_the_page_is_the_one_that_lets_it_go
     )
     watch.sees(FAULT)
     assert watch.alert.runbook == "unfinished-end.md"
+
+
+def test_what_makes_the_training_slow_leads_a_short_queue() -> None:
+    """Both are warnings: the one costs nodes now, the other nothing before the morning."""
+    queue = finding("chain-end", WARNING, "7", title="one more task is queued after this one")
+    slow = finding(
+        "slow-node", WARNING, "n11", title="n11 holds the others back", identity=("n11",)
+    )
+    stands = finding("down", WARNING, "", title="small is neither running nor queued")
+    (message,) = Watch().sees(queue, slow)
+    assert message.subject == "[WARNING] small: n11 holds the others back (and 1 more)"
+    (message,) = Watch().sees(queue, slow, stands)
+    assert message.subject == "[WARNING] small: small is neither running nor queued (and 2 more)"

@@ -308,6 +308,16 @@ def test_the_digest_is_shown_and_sent_once(
     assert sum(subject.startswith("[DIGEST]") for subject in mailbox.subjects) == 2
 
 
+def test_the_first_digest_waits_for_its_time(
+    alerts: Type, mailbox: Mailbox, settings: list[str]
+) -> None:
+    """`tr11 cron run` makes every round that never was: a run of one minute has no day to report."""
+    settings += ["--set", 'alerts.digest_time="08:00"']
+    assert "the first one's time is still to come" in alerts("digest", "--send").err
+    assert "no digest is due" in alerts("digest", "--send").err
+    assert mailbox.mails == []
+
+
 def test_a_digest_for_no_one_and_one_that_cannot_be_made(alerts: Type, bench: LocalBench) -> None:
     answer = bench.tr11("alerts", "digest", "--send", "--run", str(bench.card))
     assert (answer.code, answer.err[:15]) == (0, "no one is told:")
