@@ -212,9 +212,6 @@ ACTIVE_STATES = frozenset(
 _NOT_FINAL = ACTIVE_STATES | {JobState.PENDING, JobState.UNKNOWN}
 
 
-NO_REASON = "None"  # of a job that Slurm has not tried to start yet, or that waits for nothing
-
-
 class Job(Record):
     """One job, or one task of an array; the waiting tasks of an array are one Job with
     `pending_tasks` set.
@@ -253,11 +250,6 @@ class Job(Record):
     may_requeue: bool = False
     is_expedited: bool = False  # put back, it starts at once, before all others
     preempt_time: float | None = None  # since when another job has its nodes
-
-    @property
-    def has_reason(self) -> bool:
-        """Whether the scheduler says why it waits, or how it ended."""
-        return self.reason not in {"", NO_REASON}
 
     @property
     def end_words(self) -> str:

@@ -107,7 +107,6 @@ class LocalScheduler:
                 waiting=tuple(
                     WaitingTask(index, request.hold, request.exclude) for index in indices
                 ),
-                reason="None",
                 array_bounds=(array.indices[0], array.indices[-1], array.step, len(array.indices))
                 if array
                 else (0, 0, 0, 0),

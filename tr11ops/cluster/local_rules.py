@@ -320,7 +320,7 @@ def waiting_job(submission: LocalSubmission, group: tuple[WaitingTask, ...]) -> 
         task_id=numbers[0] if len(numbers) == 1 else None,
         state=JobState.PENDING,
         # the supervisor's word may be old
-        reason=HELD if first.held else submission.reason.replace(HELD, "None"),
+        reason=HELD if first.held else submission.reason.replace(HELD, ""),
         dependency=submission.request.dependency or "",
         excluded=first.excluded,
         pending_tasks=numbers,

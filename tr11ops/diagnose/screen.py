@@ -114,7 +114,7 @@ def _of_scheduler(found: Diagnosis) -> str:
     if job is None:
         return "unknown"
     reason = ""
-    if job.has_reason:
+    if job.reason:
         reason = f" ({job.reason})"
     said = f"job {job.job_id}: {job.end_words}{reason}"
     return "; ".join((said, *(node.words for node in found.nodes)))

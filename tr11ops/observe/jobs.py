@@ -22,7 +22,7 @@ from tr11ops.base.errors import SchedulerError
 from tr11ops.base.observed import Observed, Unknown, known, observed
 from tr11ops.base.units import counted
 from tr11ops.cluster.arrays import array_number, covers, is_cell, split
-from tr11ops.cluster.base import NO_REASON, Job, Node, Overview
+from tr11ops.cluster.base import Job, Node, Overview
 from tr11ops.cluster.pending_reasons import (
     PARTITION_CLOSED,
     Cause,
@@ -312,7 +312,7 @@ def with_reasons_of_now(jobs: tuple[Job, ...], nodes: tuple[Node, ...]) -> tuple
         name for node in nodes for name in node.partitions if name not in node.shut_partitions
     }
     return tuple(
-        replace(job, reason=NO_REASON)
+        replace(job, reason="")
         if reason_of(job.reason) is PARTITION_CLOSED and are_open.intersection(_partitions(job))
         else job
         for job in jobs

@@ -12,7 +12,6 @@ from msgspec.structs import replace
 
 from tr11ops.base.observed import known
 from tr11ops.base.units import counted, duration
-from tr11ops.cluster.base import NO_REASON
 from tr11ops.detect.node_progress import short_name
 from tr11ops.status.published import word_of
 from tr11ops.status.run_list import kept_words, unwatched, urgency, verdict_counts
@@ -227,9 +226,8 @@ def attempts_table(run: LookedAt) -> TopTable:
     rows = []
     for job in sorted(status.jobs or (), key=_place_of):
         key = job.job_id if job.nodes and job.state.is_active else ""
-        reason = job.reason.replace(NO_REASON, "")
-        cells = (job.job_id, job.state.lower(), str(len(job.nodes)), reason or DASH)
-        rows.append(TopRow(key, cells, reason))
+        cells = (job.job_id, job.state.lower(), str(len(job.nodes)), job.reason or DASH)
+        rows.append(TopRow(key, cells, job.reason))
     shown = {row.cells[0] for row in rows}
     for attempt in status.last_attempts or ():
         how = attempt.how or ""

@@ -437,7 +437,7 @@ def _waits(job: Job, closed: JobReason | None) -> str:
         return f" for the site: {_why(job)}"
     if closed is not None:  # the scheduler's reason is another, and does not tell it
         return f" for the site: {closed.meaning}"
-    if not job.has_reason:
+    if not job.reason:
         return ""
     return f": {_why(job) if row.cause is Cause.LIMIT else job.reason}"
 

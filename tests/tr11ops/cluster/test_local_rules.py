@@ -52,9 +52,7 @@ def batch(**changes: object) -> BatchRequest:
 
 
 def submission(job_id: int = 5, **changes: object) -> LocalSubmission:
-    plain = LocalSubmission(
-        job_id, batch(), "me", 100.0, False, None, (WaitingTask(None),), reason="None"
-    )
+    plain = LocalSubmission(job_id, batch(), "me", 100.0, False, None, (WaitingTask(None),))
     return replace(plain, **changes)  # type: ignore[arg-type]
 
 

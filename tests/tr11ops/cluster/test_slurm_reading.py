@@ -63,6 +63,22 @@ def test_a_recorded_queue_says_what_happened() -> None:
     assert running.exit_code is None
 
 
+@pytest.mark.parametrize(
+    ("state", "reason", "seen"),
+    [
+        ("PENDING", "None", ""),
+        ("PENDING", "Resources", "Resources"),
+        ("PENDING", "JobHeldAdmin", "JobHeldAdmin"),
+        ("COMPLETED", "JobHeldAdmin", ""),  # it was held once, and is done
+        ("TIMEOUT", "TimeLimit", "TimeLimit"),
+    ],
+)
+def test_a_reason_is_one_that_counts_now(state: str, reason: str, seen: str) -> None:
+    """Slurm's "None" is no reason, and a hold is over once the job has begun."""
+    job = slurm_text.job_from_record({"JobId": "60", "JobState": state, "Reason": reason})
+    assert job.reason == seen
+
+
 def test_an_array_whose_waiting_tasks_were_cancelled_has_no_number_for_a_task() -> None:
     """As Slurm 22.05 shows it: no task of that number ever was."""
     record = {

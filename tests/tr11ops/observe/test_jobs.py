@@ -365,9 +365,9 @@ def test_what_the_nodes_say_of_a_queued_job(
 @pytest.mark.parametrize(
     ("reason", "nodes", "partition", "now"),
     [
-        ("PartitionInactive", GPU, "gpu", "None"),
-        ("PartitionDown", GPU, "gpu", "None"),
-        ("PartitionDown", SHUT + CPU, "gpu,cpu", "None"),
+        ("PartitionInactive", GPU, "gpu", ""),
+        ("PartitionDown", GPU, "gpu", ""),
+        ("PartitionDown", SHUT + CPU, "gpu,cpu", ""),
         ("PartitionDown", SHUT, "gpu", "PartitionDown"),
         ("PartitionDown", (), "gpu", "PartitionDown"),  # nothing is known of it
         ("PartitionDown", CPU, "gpu", "PartitionDown"),

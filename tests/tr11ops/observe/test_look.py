@@ -336,7 +336,7 @@ def test_a_job_keeps_no_reason_that_its_partition_has_outlived(directory: RunDir
     own = submission(directory)
     waits = pending(reason="PartitionInactive", partition="gpu", comment=directory.comment(own.tag))
     (seen,) = known(look(directory, Answers((waits,))).jobs, ())
-    assert seen.reason == "None"
+    assert seen.reason == ""
 
 
 def test_other_runs_jobs_do_not_count(directory: RunDirectory, tmp_path: Path) -> None:

@@ -227,7 +227,7 @@ def test_nothing_absent_foreign_or_unknown_is_replaced(monkeypatch: pytest.Monke
 
 def test_a_queue_is_the_same_whatever_its_jobs_wait_for() -> None:
     """Slurm looks at them anew every few seconds: what was agreed to is done all the same."""
-    shown = plan_replacement(snapshot(jobs=(pending((1, 2), reason="None"),)), "ana")
+    shown = plan_replacement(snapshot(jobs=(pending((1, 2), reason=""),)), "ana")
     later = pending(
         (1, 2),
         reason="PartitionDown",
