@@ -1,11 +1,11 @@
-"""The course of a training's numbers, for all that judges it: restarts, what lies far above the usual,
-which lines may be compared. Pure.
+"""The course of a training's numbers, for all that judges it: what lies far above the usual, and what
+a roll-back has undone. Pure.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from statistics import median
 
 from tr11ops.base.observed import known
@@ -85,58 +85,12 @@ def _undone_lines(snapshot: Snapshot) -> frozenset[int]:
     return frozenset(undone)
 
 
-def restarts(steps: tuple[Step, ...]) -> tuple[int, ...]:
-    """Indices of the first lines after a restart or a roll-back: of another attempt, or of an
-    iteration done before.
-    """
-    return tuple(
-        index
-        for index in range(1, len(steps))
-        if steps[index].job_id != steps[index - 1].job_id
-        or steps[index].record.iteration <= steps[index - 1].record.iteration
-    )
-
-
 def turns_back(steps: tuple[Step, ...]) -> tuple[int, ...]:
     """Indices of the first lines after the training went back to an iteration that it had done
     before.
     """
     return tuple(
         index
-        for index in restarts(steps)
+        for index in derived.restarts(steps)
         if steps[index].record.iteration <= steps[index - 1].record.iteration
     )
-
-
-def comparable(snapshot: Snapshot) -> tuple[Step, ...]:
-    """The newest lines that one launch wrote at one batch size and one sequence length, oldest
-    first.
-    """
-    steps = known(snapshot.steps, ())
-    if not steps:
-        return ()
-    begins = (0, *restarts(steps))
-    own = steps[begins[-1] :]
-    last = own[-1].record
-    began = max(
-        (
-            span.began
-            for span in known(snapshot.training.phases, ())
-            if span.job_id == own[-1].job_id and span.phase == "loading"
-        ),
-        default=None,
-    )
-    return tuple(reversed(list(_alike(own, last, began))))
-
-
-def _alike(steps: tuple[Step, ...], last: MeasuredStep, began: float | None) -> Iterator[Step]:
-    for step in reversed(steps):
-        record = step.record
-        if (
-            record.global_batch_size != last.global_batch_size
-            or record.curriculum_length != last.curriculum_length
-        ):
-            return
-        if began is not None and step.time is not None and step.time < began:
-            return
-        yield step

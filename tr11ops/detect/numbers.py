@@ -14,7 +14,6 @@ from tr11ops.detect.course import (
     High,
     not_undone,
     recent_highs,
-    restarts,
     turns_back,
 )
 from tr11ops.detect.detector import Finding, Severity, detector
@@ -205,7 +204,7 @@ def _to_be_passed(snapshot: Snapshot, steps: tuple[Step, ...]) -> Iterator[Findi
 
 def _has_recovered(steps: tuple[Step, ...]) -> bool:
     """Whether as many losses in a row are numbers now as are none among the last ones of its launch."""
-    began = next(reversed(restarts(steps)), 0)
+    began = next(reversed(derived.restarts(steps)), 0)
     numbers = [not step.record.has_bad_loss for step in steps[began:][-SOUND_LOSSES:]]
     in_a_row = [*reversed(numbers), False].index(False)
     return in_a_row >= numbers.count(False)
@@ -483,7 +482,7 @@ def counters_jump(snapshot: Snapshot) -> Iterator[Finding]:
     steps = seen(snapshot.steps)
     if not snapshot.active_jobs:
         return
-    for index in restarts(steps):
+    for index in derived.restarts(steps):
         if len(steps) - index > RECENT_LINES:
             continue
         jumps = [*_gone_back(snapshot, steps, index), *_jumps(steps, index)]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from operator import attrgetter
 from statistics import fmean, median, median_high
@@ -16,7 +16,6 @@ from tr11ops.base.robust import robust_sigma
 from tr11ops.base.units import counted, duration
 from tr11ops.cluster.arrays import compress
 from tr11ops.cluster.base import JobState
-from tr11ops.detect.course import comparable
 from tr11ops.detect.detector import Finding, Severity, detector
 from tr11ops.detect.nodes_left import (
     blame_stands,
@@ -28,7 +27,7 @@ from tr11ops.detect.nodes_left import (
     why_no_other,
 )
 from tr11ops.observe import derived
-from tr11ops.observe.forecast import LAST_LINES, last_lines
+from tr11ops.observe.forecast import LAST_LINES, LEAST_HISTORY, last_lines, windows_before
 from tr11ops.observe.liveness import beats_of, phase_patience
 from tr11ops.observe.observations import TRAINING_PHASES
 from tr11ops.observe.snapshot import Snapshot, Step
@@ -42,8 +41,6 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-HISTORY_LINES = 100
-LEAST_HISTORY = 20  # lines of the same launch before its speed is known
 SMALL_SHARE = 0.5  # of the time: a run that loses no more may wait for the morning
 STOP_SECONDS = 900.0  # what a stop, a look at the nodes and a start cost
 NOISE_FACTOR = 4.0  # times the spread of single lines: a machine shared with others is never steady
@@ -219,7 +216,7 @@ def slowdown(snapshot: Snapshot) -> Slowdown | None:
     """The slowdown of the last lines, or None. Lines beside a save in the background do not count, nor
     do those of an attempt that is over where another one runs.
     """
-    steps = _beside_no_save(snapshot, comparable(snapshot))
+    steps = _beside_no_save(snapshot, derived.comparable(snapshot))
     running = derived.identifiers_of(snapshot.active_jobs)
     if running and steps and steps[-1].job_id not in {"", *running}:
         return None
@@ -232,11 +229,7 @@ def slowdown(snapshot: Snapshot) -> Slowdown | None:
         return None
     last, before = pairs[-count:], [value for _, value in pairs[:-count]]
     values = tuple(value for _, value in last)
-    # older windows too, or a lasting loss would become the usual
-    for end in range(len(before), 0, -HISTORY_LINES):
-        window = before[max(0, end - HISTORY_LINES) : end]
-        if len(window) < LEAST_HISTORY:
-            break
+    for window in windows_before(before):
         usual = median(window)
         bound = _bound(snapshot, window, usual)
         if max(fmean(values), median(values)) < bound:
@@ -270,7 +263,7 @@ def _where_it_began(pairs: list[tuple[Step, float]], count: int, usual: float, b
     return next(place for place in places if pairs[place][1] <= middle)
 
 
-def _bound(snapshot: Snapshot, window: list[float], usual: float) -> float:
+def _bound(snapshot: Snapshot, window: Sequence[float], usual: float) -> float:
     """The least speed that is no slowdown: by the card, and by how much the lines differ anyway."""
     spread = robust_sigma(value - usual for value in window)
     return usual - max(snapshot.run.watch.slow_percent / 100.0 * usual, NOISE_FACTOR * spread)
@@ -370,7 +363,7 @@ def _cost_since_the_start(snapshot: Snapshot, slowest: SlowRank) -> tuple[float,
     """What all others have waited for it since the first step of the launch: the share of each step,
     0 to 1, and the seconds in all; zeros where it was not slow from there on, or that is not known.
     """
-    steps, pace = comparable(snapshot), derived.seconds_per_iteration(snapshot)
+    steps, pace = derived.comparable(snapshot), derived.seconds_per_iteration(snapshot)
     if slowest.by_past or not steps or steps[0].time is None or not pace:
         return 0.0, 0.0
     share = min(1.0, (slowest.seconds - slowest.usual) / pace)

@@ -22,6 +22,7 @@ from tr11ops.observe.forecast import (
     next_checkpoint,
     no_cover,
     queue_coverage_seconds,
+    speed_of,
 )
 from tr11ops.observe.snapshot import EqualSteps, Snapshot, weight_at, work
 from tr11ops.runcard.card import OwnCard, RunCard
@@ -160,7 +161,8 @@ def _points(card: OwnCard, done: int) -> Iterator[tuple[int, str]]:
 def _seconds_to(
     snapshot: Snapshot, course: tuple[EqualSteps, ...], end: ForecastEnd, done: int, iteration: int
 ) -> float:
-    pace = derived.seconds_per_iteration(snapshot) or 0.0
+    speed = speed_of(snapshot)
+    pace = 0.0 if speed is None else speed.seconds
     if end.likely is not None and end.earliest > 0:
         stretch = end.likely / end.earliest
     else:

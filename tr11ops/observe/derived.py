@@ -23,6 +23,7 @@ from tr11ops.observe.snapshot import Attempt, KillSwitch, Snapshot, Step, newest
 from tr11ops.rundir.paths import FIRST_LAUNCH, parse_comment
 from trainer.contract.attempt import EndMarker
 from trainer.contract.checkpoint_names import checkpoint_name
+from trainer.contract.metrics_record import MeasuredStep
 
 if TYPE_CHECKING:
     from tr11ops.runcard.exit_duration import ExitPlan
@@ -437,6 +438,52 @@ def _seconds_between(steps: Sequence[Step]) -> Iterator[float]:
             continue
         if before.time is not None and after.time is not None:
             yield (after.time - before.time) / done
+
+
+def restarts(steps: tuple[Step, ...]) -> tuple[int, ...]:
+    """Indices of the first lines after a restart or a roll-back: of another attempt, or of an
+    iteration done before.
+    """
+    return tuple(
+        index
+        for index in range(1, len(steps))
+        if steps[index].job_id != steps[index - 1].job_id
+        or steps[index].record.iteration <= steps[index - 1].record.iteration
+    )
+
+
+def comparable(snapshot: Snapshot) -> tuple[Step, ...]:
+    """The newest lines that one launch wrote at one batch size and one sequence length, oldest
+    first.
+    """
+    steps = known(snapshot.steps, ())
+    if not steps:
+        return ()
+    begins = (0, *restarts(steps))
+    own = steps[begins[-1] :]
+    last = own[-1].record
+    began = max(
+        (
+            span.began
+            for span in known(snapshot.training.phases, ())
+            if span.job_id == own[-1].job_id and span.phase == "loading"
+        ),
+        default=None,
+    )
+    return tuple(reversed(list(_alike(own, last, began))))
+
+
+def _alike(steps: tuple[Step, ...], last: MeasuredStep, began: float | None) -> Iterator[Step]:
+    for step in reversed(steps):
+        record = step.record
+        if (
+            record.global_batch_size != last.global_batch_size
+            or record.curriculum_length != last.curriculum_length
+        ):
+            return
+        if began is not None and step.time is not None and step.time < began:
+            return
+        yield step
 
 
 def is_finished(snapshot: Snapshot) -> bool:

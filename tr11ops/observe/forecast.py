@@ -1,7 +1,6 @@
-"""What comes next: the end of the training as a range, the next checkpoint, and the throughput
-against its best. Pure.
+"""How quick the training is now, and what comes next: its end as a range, the next checkpoint. Pure.
 
-The earliest end is all that is left at today's pace. The likely one is longer by what the last
+The earliest end is all that is left at the speed of now. The likely one is longer by what the last
 weeks were longer than their steps: saves, evaluations, restarts, waits and what was done twice are
 in it, without anyone having to know them.
 """
@@ -9,12 +8,14 @@ in it, without anyone having to know them.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
 from datetime import UTC
+from operator import attrgetter
 from statistics import median
 from typing import NamedTuple
 
 from tr11ops.base.observed import Unknown, known
+from tr11ops.base.robust import is_step_time
 from tr11ops.base.units import timestamp
 from tr11ops.cluster.arrays import array_number
 from tr11ops.cluster.base import Job, JobState
@@ -30,8 +31,9 @@ from tr11ops.observe.liveness import (
     liveness_outside,
     silent_host,
 )
-from tr11ops.observe.snapshot import EqualSteps, Snapshot, fits, steps_left, weight_at, work
+from tr11ops.observe.snapshot import EqualSteps, Snapshot, Step, fits, steps_left, weight_at, work
 from trainer.contract.attempt import EndMarker
+from trainer.contract.metrics_record import MeasuredStep
 from trainer.contract.record import Record
 
 WINDOW_SECONDS = 30 * derived.DAY  # how far back the likely pace looks
@@ -39,21 +41,25 @@ LEAST_WINDOW_SECONDS = 2 * derived.HOUR  # less says nothing about weeks
 LAST_LINES = 3
 LAST_SECONDS = 30.0  # at least: three quick lines are a hiccup
 MOST_LAST_LINES = 100
+HISTORY_LINES = 100
+LEAST_HISTORY = 20  # lines of the same launch before its usual speed is known
+OTHER_SPEED = 1.25  # times as long as usual: what a step takes longer is told
 LATE_SECONDS = 15 * 60.0  # nothing trains for so long: the queue does not go on without a gap
 
 
 class ForecastEnd(Record):
     """When the training will be done, in seconds from the look.
 
-    `earliest`: at the recent pace, nothing in between. `likely`: as the `window` seconds before the
+    `earliest`: at the speed of now, nothing in between. `likely`: as the `window` seconds before the
     last step went, None where too little is known of them. `share` of that time went into steps
-    that count (0..1).
+    that count (0..1). `usual`: the earliest at the usual speed; None where it is not clearly slower now.
     """
 
     earliest: float
     likely: float | None = None
     window: float | None = None
     share: float | None = None
+    usual: float | None = None
 
 
 class NextCheckpoint(Record):
@@ -74,8 +80,8 @@ SLOW_PERCENT = 95.0  # of the best: the speed is told as slow below it
 
 
 class Throughput(Record):
-    """The median of the last steps, and the best that the run has kept up, in `unit` (of each
-    worker, or of all).
+    """What the last steps did, and the best that the run has kept up, in `unit` (of each worker, or of
+    all).
     """
 
     current: float
@@ -95,48 +101,47 @@ class Throughput(Record):
         return self.percent is not None and self.percent < SLOW_PERCENT
 
 
+class Speed(Record):
+    """How quick the training is now: all that is told of it beside each other is of these lines, the
+    newest of one launch.
+
+    `seconds`: that an iteration takes. `usual`: what one took before them in the same launch; None
+    where too few lines tell.
+    """
+
+    seconds: float
+    usual: float | None
+    throughput: Throughput | None
+
+    @property
+    def is_slower(self) -> bool:
+        """Whether a forecast at this speed is clearly another than one at the usual speed."""
+        return self.usual is not None and self.seconds > OTHER_SPEED * self.usual
+
+
 # ----------------------------------------------------------------------------- the end
 def end_of(snapshot: Snapshot) -> ForecastEnd | None:
     """The range of the training's end; None where the pace or the length is not known. The one
     forecast of a run.
     """
     done, total = derived.iteration(snapshot), derived.total_iterations(snapshot)
-    pace = pace_now(snapshot)
-    if done is None or total is None or pace is None:
+    speed = speed_of(snapshot)
+    if done is None or total is None or speed is None:
         return None
     course = course_seen(snapshot)
-    earliest = steps_left(course, done, total) * pace
+    left = steps_left(course, done, total)
+    earliest, usual, pace = left * speed.seconds, None, speed.seconds
+    if speed.usual is not None and speed.is_slower:
+        usual, pace = left * speed.usual, speed.usual  # the weeks before went by that
     began, last = _first_point(snapshot), known(snapshot.steps, ())[-1].time
     if began is None or last is None:
-        return ForecastEnd(earliest)
+        return ForecastEnd(earliest, usual=usual)
     window = last - began[0]
     useful = work(course, began[1], done) / weight_at(course, done) * pace
     if window < LEAST_WINDOW_SECONDS or useful <= 0:
-        return ForecastEnd(earliest)
+        return ForecastEnd(earliest, usual=usual)
     share = min(1.0, useful / window)
-    return ForecastEnd(earliest, earliest / share, window, share)
-
-
-def pace_now(snapshot: Snapshot) -> float | None:
-    """Seconds that an iteration takes on the nodes that train now; None before they have shown it.
-
-    Where an attempt has other nodes than the one before it, only its own steps tell: a slow node may
-    have been left behind, or have come.
-    """
-    steps = known(snapshot.steps, ())
-    running = [job for job in snapshot.active_jobs if not is_leaving(snapshot, job)]
-    if not running or not steps:
-        return derived.pace_of(steps)
-    names = derived.identifiers_of(running)
-    own = [step for step in steps if step.job_id in names]
-    others = [step.job_id for step in steps if step.job_id and step.job_id not in names]
-    if not others:
-        return derived.pace_of(steps)
-    nodes = {attempt.job_id: attempt.nodes for attempt in known(snapshot.attempts, ())}
-    before, now = set(nodes.get(others[-1], ())), {name for job in running for name in job.nodes}
-    if not before or before == now:
-        return derived.pace_of(steps)
-    return derived.pace_of(own) if len(own) >= LAST_LINES else None
+    return ForecastEnd(earliest, earliest / share, window, share=share, usual=usual)
 
 
 def course_seen(snapshot: Snapshot) -> tuple[EqualSteps, ...]:
@@ -298,11 +303,7 @@ def next_checkpoint(snapshot: Snapshot) -> NextCheckpoint | None:
     if liveness is None or liveness.phase == ENDED_PHASE or not liveness.is_fresh(snapshot.time):
         return None
     found = [*_by_interval(snapshot), *_by_minutes(snapshot)]
-    if (
-        derived.seconds_per_iteration(snapshot) is None
-        and not found
-        and snapshot.run.checkpoint_interval
-    ):
+    if speed_of(snapshot) is None and not found and snapshot.run.checkpoint_interval:
         done = _done(snapshot)
         step = _next_step(snapshot, done, snapshot.run.checkpoint_interval)
         return NextCheckpoint(step, None, "interval", step - done)
@@ -322,15 +323,15 @@ def next_checkpoint(snapshot: Snapshot) -> NextCheckpoint | None:
 
 def _by_interval(snapshot: Snapshot) -> Iterable[NextCheckpoint]:
     interval, done = snapshot.run.checkpoint_interval, derived.iteration(snapshot)
-    pace, steps = derived.seconds_per_iteration(snapshot), known(snapshot.steps, ())
-    if not interval or done is None or pace is None or not steps:
+    speed, steps = speed_of(snapshot), known(snapshot.steps, ())
+    if not interval or done is None or speed is None:
         return
     step = _next_step(snapshot, done, interval)
     if steps[-1].time is None:
         since = 0.0
     else:
         since = max(0.0, snapshot.time - steps[-1].time)
-    yield NextCheckpoint(step, max(0.0, (step - done) * pace - since), "interval")
+    yield NextCheckpoint(step, max(0.0, (step - done) * speed.seconds - since), "interval")
 
 
 def _done(snapshot: Snapshot) -> int:
@@ -366,16 +367,75 @@ def last_lines(snapshot: Snapshot, pace: float) -> int:
     return min(MOST_LAST_LINES, max(LAST_LINES, enough))
 
 
-def throughput_of(snapshot: Snapshot, best: tuple[float, float] | None) -> Throughput | None:
-    """Against `best`, the best (TFLOPs of a worker, samples a second) that the run kept up; None
-    without steps.
+def windows_before(values: Sequence[float]) -> Iterator[Sequence[float]]:
+    """The newest HISTORY_LINES of these values, then older ones: a lasting loss would become the usual."""
+    for end in range(len(values), 0, -HISTORY_LINES):
+        window = values[max(0, end - HISTORY_LINES) : end]
+        if len(window) < LEAST_HISTORY:
+            return
+        yield window
+
+
+def speed_of(snapshot: Snapshot, best: tuple[float, float] | None = None) -> Speed | None:
+    """How quick the run is, on the nodes that train now; None before they have shown it. `best`: the
+    best (TFLOPs of a worker, samples a second) that it kept up.
     """
-    pace = derived.seconds_per_iteration(snapshot)
-    if pace is None:
+    lines = _lines_of_now(snapshot)
+    records = [step.record for step in lines]
+    timed = [one for one in records if is_step_time(one.seconds_per_iteration)]
+    if timed:  # of one step, so that no two figures are of different ones
+        timed.sort(key=attrgetter("seconds_per_iteration"))
+        records = [timed[len(timed) // 2]]
+        seconds: float | None = records[0].seconds_per_iteration
+    else:
+        seconds = derived.pace_of(lines)
+    if seconds is None:
         return None
-    recent = [step.record for step in known(snapshot.steps, ())[-last_lines(snapshot, pace) :]]
+    before = [
+        step.record.seconds_per_iteration
+        for step in derived.comparable(snapshot)[: -len(lines)]
+        if is_step_time(step.record.seconds_per_iteration)
+    ]
+    usual = min((median(window) for window in windows_before(before)), default=None)
+    return Speed(seconds, usual, _throughput(records, best))
+
+
+def _lines_of_now(snapshot: Snapshot) -> tuple[Step, ...]:
+    """The newest lines of the log, of one launch as soon as it has written enough; () where the nodes
+    that train now have written too few.
+    """
+    steps, pace = _of_these_nodes(snapshot), derived.seconds_per_iteration(snapshot)
+    if not steps or pace is None:
+        return ()
+    alike = derived.comparable(snapshot)
+    if len(alike) >= LAST_LINES:
+        steps = alike
+    return steps[-last_lines(snapshot, pace) :]
+
+
+def _of_these_nodes(snapshot: Snapshot) -> tuple[Step, ...]:
+    """Where an attempt has other nodes than the one before it, only its own steps tell: a slow node may
+    have been left behind, or have come.
+    """
+    steps = known(snapshot.steps, ())
+    running = [job for job in snapshot.active_jobs if not is_leaving(snapshot, job)]
+    names = derived.identifiers_of(running)
+    others = [step.job_id for step in steps if step.job_id and step.job_id not in names]
+    if not running or not others:
+        return steps
+    nodes = {attempt.job_id: attempt.nodes for attempt in known(snapshot.attempts, ())}
+    before, now = set(nodes.get(others[-1], ())), {name for job in running for name in job.nodes}
+    if not before or before == now:
+        return steps
+    own = tuple(step for step in steps if step.job_id in names)
+    return own if len(own) >= LAST_LINES else ()
+
+
+def _throughput(
+    records: Sequence[MeasuredStep], best: tuple[float, float] | None
+) -> Throughput | None:
     for index, unit in enumerate(("TFLOPs", "samples/s")):
-        values = [record.tflops if index == 0 else record.samples_per_second for record in recent]
+        values = [record.tflops if index == 0 else record.samples_per_second for record in records]
         sound = [value for value in values if math.isfinite(value) and value > 0]
         if sound:
             current = median(sound)

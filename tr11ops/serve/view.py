@@ -311,8 +311,12 @@ def _eta(told: Mapping[str, Any], word: VerdictWord) -> str:
         return "unknown"
     if left is None or word is VerdictWord.FINISHED:
         return "-"
-    likely = number(table(told.get("finish")).get("likely_seconds"))
-    return duration(left if likely is None else likely)
+    finish = table(told.get("finish"))
+    likely, usual = number(finish.get("likely_seconds")), number(finish.get("usual_seconds"))
+    shown = duration(left if likely is None else likely)
+    if usual is None:
+        return shown
+    return f"{shown} at this speed, {duration(usual)} at its usual speed"
 
 
 def _tiles(told: Mapping[str, Any], now: float) -> Iterator[Tile]:

@@ -27,7 +27,7 @@ from tr11ops.observe.forecast import (
     next_checkpoint,
     no_cover,
     queue_coverage_seconds,
-    throughput_of,
+    speed_of,
 )
 from tr11ops.observe.jobs import standing_holds
 from tr11ops.observe.liveness import liveness_outside
@@ -133,7 +133,8 @@ def assess(
     snapshot = observe(directory, facts, scheduler=scheduler, now=moment, read_digests=read_digests)
     findings = detect_all(snapshot)
     extra = look_beside(snapshot)
-    verdict = judge(snapshot, findings, throughput_of(snapshot, known(extra.best, None)))
+    speed = speed_of(snapshot, known(extra.best, None))
+    verdict = judge(snapshot, findings, None if speed is None else speed.throughput)
     findings = with_what_resumes(snapshot, with_severity_of(verdict, findings), verdict)
     return Assessment(snapshot, findings, verdict, extra)
 
@@ -158,6 +159,7 @@ def status_of(
     if steps:
         last_step = {**step_values(steps[-1].record), "tflops": finite(steps[-1].record.tflops)}
     nodes, slow = _node_progress(snapshot)
+    speed = speed_of(snapshot, known(extra.best, None))
     told = derived.newest_loss(steps)
     if told is not None:
         last_step["loss"] = finite(told.record.lm_loss)
@@ -179,8 +181,8 @@ def status_of(
         iteration=derived.iteration(snapshot),
         total_iterations=derived.total_iterations(snapshot),
         last_step_time=steps[-1].time if steps else None,
-        seconds_per_iteration=derived.seconds_per_iteration(snapshot),
-        throughput=throughput_of(snapshot, known(extra.best, None)),
+        seconds_per_iteration=None if speed is None else speed.seconds,
+        throughput=None if speed is None else speed.throughput,
         finish=_finish(snapshot),
         queue_coverage_seconds=queue_coverage_seconds(snapshot),
         queue_sure_seconds=queue_coverage_seconds(snapshot, only_sure=True),
@@ -320,6 +322,7 @@ def _finish(snapshot: Snapshot) -> Finish | None:
         likely_seconds=end.likely,
         window_seconds=end.window,
         useful_share=end.share,
+        usual_seconds=end.usual,
     )
 
 

@@ -65,7 +65,7 @@ class CardWishes(Record):
 
 class Finish(Record):
     """The range of the training's end; `useful_share` (0..1) of the last `window_seconds` went into
-    steps.
+    steps. `usual_seconds`: at the usual speed, where it is slower now.
     """
 
     earliest: float | None
@@ -74,6 +74,7 @@ class Finish(Record):
     likely_seconds: float | None = None
     window_seconds: float | None = None
     useful_share: float | None = None
+    usual_seconds: float | None = None
 
 
 class ShownAttempt(Record):

@@ -197,7 +197,10 @@ def _throughput(value: object) -> dict[str, Any] | None:
 
 
 def _finish(value: object) -> dict[str, Any] | None:
-    spans = numbers(value, ("earliest_seconds", "likely_seconds", "window_seconds", "useful_share"))
+    spans = numbers(
+        value,
+        ("earliest_seconds", "likely_seconds", "window_seconds", "useful_share", "usual_seconds"),
+    )
     if spans is None:
         return None
     told = table(value)

@@ -165,6 +165,7 @@ def _finish(published: Mapping[str, Any], view: RemoteView, word: VerdictWord) -
         likely_seconds=likely,
         window_seconds=_amount(published, "window_seconds"),
         useful_share=share,
+        usual_seconds=_amount(published, "usual_seconds"),
     )
 
 

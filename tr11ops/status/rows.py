@@ -146,7 +146,7 @@ def training(status: Status, screen: Screen) -> Iterator[Row]:
     """How far it is, when it will be done, and its last steps."""
     yield from _progress(status, screen)
     if status.finish is not None and status.finish.earliest_seconds > 0:
-        yield "ETA", _end(status.finish, status.verdict, screen), ""
+        yield "ETA", _eta(status.finish, status.verdict, screen), ""
     elif status.iteration is not None and status.total_iterations is None:
         yield "ETA", NO_TOTAL, "magenta"
     elif status.finish is None and status.total_iterations and status.verdict in UNDER_WAY:
@@ -222,6 +222,14 @@ def _speed(status: Status) -> Iterator[Row]:
 def _digits(value: float) -> str:
     """Three or more digits of a figure whose unit follows."""
     return f"{value:.{1 if value >= 10 else 3}f}"
+
+
+def _eta(end: Finish, verdict: VerdictWord, screen: Screen) -> str:
+    """The range of the end, and which speed it is of where that is not the usual one."""
+    if end.usual_seconds is None:
+        return _end(end, verdict, screen)
+    usual = duration(end.usual_seconds)
+    return f"at this speed {_end(end, verdict, screen)}; {usual} at its usual speed"
 
 
 def _end(end: Finish, verdict: VerdictWord, screen: Screen) -> str:

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -44,11 +45,12 @@ from tr11ops.handover.coming import coming_events
 from tr11ops.launch.queue_checks import coverage_of
 from tr11ops.observe.forecast import (
     NextCheckpoint,
+    Throughput,
     end_of,
     next_checkpoint,
     no_cover,
     queue_coverage_seconds,
-    throughput_of,
+    speed_of,
 )
 from tr11ops.observe.look import facts_of
 from tr11ops.observe.observations import Phase
@@ -282,9 +284,72 @@ def test_the_last_checkpoint_is_that_of_the_end() -> None:
     assert following.step == 115311
 
 
-# ----------------------------------------------------------------------------- throughput
+# ----------------------------------------------------------------------------- the speed
+def at_speeds(*launches: tuple[str, Sequence[float]]) -> tuple[Step, ...]:
+    """The lines of these launches, by their jobs and the seconds of their steps: one of 10 s does
+    100 TFLOPs.
+    """
+    told = [(job, seconds) for job, row in launches for seconds in row]
+    return tuple(
+        Step(
+            record(
+                31219 - len(told) + index, seconds_per_iteration=seconds, tflops=1000.0 / seconds
+            ),
+            NOW - 30.0,
+            job,
+        )
+        for index, (job, seconds) in enumerate(told, 1)
+    )
+
+
+@pytest.mark.parametrize(
+    "steps_of",
+    [
+        at_speeds(("1007", [10.0] * 40 + [80.0] * 2)),  # one node has just become slow
+        at_speeds(("1007", [10.0] * 40 + [80.0] * 9)),
+        at_speeds(("1007", [10.0] * 40 + [80.0] * 60)),
+        at_speeds(("1007", [1.0] * 50 + [8.0] * 15)),  # half of what is "now" is slow
+        at_speeds(("1006", [10.0] * 40 + [80.0] * 40), ("1007", [10.0] * 4)),  # a resume without it
+        at_speeds(("1006", [80.0] * 40), ("1007", [10.0] * 2)),
+        at_speeds(("1007", [10.0, 80.0] * 30)),
+    ],
+)
+def test_no_two_figures_of_the_speed_are_of_different_steps(steps_of: tuple[Step, ...]) -> None:
+    """The seconds of a step, its share of the best, and what is left of the training."""
+    seen = snapshot(steps=steps_of, attempts=())
+    speed, end = speed_of(seen, (1000.0, 25.0)), end_of(seen)
+    assert speed is not None and speed.throughput is not None and end is not None
+    assert speed.throughput.percent == pytest.approx(100.0 / speed.seconds)
+    assert end.earliest == pytest.approx((115311 - 31219) * speed.seconds)
+    shown = status_of(seen, (), judge(seen, ()), ExtraObservations(best=(1000.0, 25.0)))
+    assert shown.seconds_per_iteration == speed.seconds
+    assert shown.throughput == speed.throughput and shown.remaining_seconds == end.earliest
+
+
+def test_a_forecast_at_another_speed_than_the_usual_says_so() -> None:
+    slow = snapshot(steps=at_speeds(("1007", [10.0] * 40 + [80.0] * 300)), attempts=())
+    end = end_of(slow)
+    assert end is not None
+    assert (end.earliest, end.usual) == ((115311 - 31219) * 80.0, (115311 - 31219) * 10.0)
+    shown = status_of(slow, (), judge(slow, ()), ExtraObservations())
+    (eta,) = [text for label, text, _ in training(shown, Screen(80, False)) if label == "ETA"]
+    assert eta.startswith("at this speed ") and eta.endswith("; 9 d 17 h at its usual speed")
+    for row in ([10.0] * 60, [10.0] * 40 + [12.0] * 5, [80.0] * 5, [80.0] * 40 + [10.0] * 40):
+        alike = end_of(snapshot(steps=at_speeds(("1007", row)), attempts=()))
+        assert alike is not None and alike.usual is None, row
+    after = end_of(snapshot(steps=at_speeds(("1006", [80.0] * 60), ("1007", [10.0] * 5))))
+    assert after is not None and after.usual is None, (
+        "another launch, of which no usual speed is known"
+    )
+
+
+def throughput(seen: Snapshot, best: tuple[float, float] | None) -> Throughput | None:
+    speed = speed_of(seen, best)
+    return None if speed is None else speed.throughput
+
+
 def test_throughput_is_against_the_best_and_never_above_it() -> None:
-    now = throughput_of(snapshot(), (160.0, 25.0))
+    now = throughput(snapshot(), (160.0, 25.0))
     assert now is not None
     assert (now.current, now.best, now.unit, round(now.percent or 0)) == (
         149.5,
@@ -292,10 +357,10 @@ def test_throughput_is_against_the_best_and_never_above_it() -> None:
         "TFLOPs",
         93,
     )
-    better = throughput_of(snapshot(), (140.0, 25.0))
+    better = throughput(snapshot(), (140.0, 25.0))
     assert better is not None
     assert (better.best, better.percent) == (149.5, 100.0)
-    unseen = throughput_of(snapshot(), None)
+    unseen = throughput(snapshot(), None)
     assert unseen is not None
     assert (unseen.best, unseen.percent) == (None, None)
 
@@ -314,7 +379,7 @@ def test_a_node_that_becomes_slow_shows_in_the_speed_at_once(tmp_path: Path) -> 
                 Step(row, NOW - 105 * (quick + slow - row.iteration), "1007") for row in rows
             )
         )
-        now = throughput_of(seen, known(best_rates(paths), None))
+        now = throughput(seen, known(best_rates(paths), None))
         assert now is not None and (now.current, now.best, now.percent) == (75.0, 150.0, 50.0), (
             quick,
             slow,
@@ -323,10 +388,10 @@ def test_a_node_that_becomes_slow_shows_in_the_speed_at_once(tmp_path: Path) -> 
 
 def test_without_flops_it_is_samples() -> None:
     given_steps = tuple(Step(record(n, tflops=math.nan), NOW - n, "1007") for n in range(1, 9))
-    now = throughput_of(snapshot(steps=given_steps), (0.0, 39.0))
+    now = throughput(snapshot(steps=given_steps), (0.0, 39.0))
     assert now is not None
     assert (now.current, now.best, now.unit) == (19.5, 39.0, "samples/s")
-    assert throughput_of(snapshot(steps=()), None) is None
+    assert throughput(snapshot(steps=()), None) is None
 
 
 def test_the_best_is_found_in_a_log_of_any_length(tmp_path: Path) -> None:
