@@ -130,9 +130,12 @@ def end_of(snapshot: Snapshot) -> ForecastEnd | None:
         return None
     course = course_seen(snapshot)
     left = steps_left(course, done, total)
-    earliest, usual, pace = left * speed.seconds, None, speed.seconds
+    earliest = left * speed.seconds
+    usual = None
+    pace = speed.seconds
     if speed.usual is not None and speed.is_slower:
-        usual, pace = left * speed.usual, speed.usual  # the weeks before went by that
+        usual = left * speed.usual
+        pace = speed.usual  # the weeks before went by that
     began, last = _first_point(snapshot), known(snapshot.steps, ())[-1].time
     if began is None or last is None:
         return ForecastEnd(earliest, usual=usual)
@@ -141,7 +144,13 @@ def end_of(snapshot: Snapshot) -> ForecastEnd | None:
     if window < LEAST_WINDOW_SECONDS or useful <= 0:
         return ForecastEnd(earliest, usual=usual)
     share = min(1.0, useful / window)
-    return ForecastEnd(earliest, earliest / share, window, share=share, usual=usual)
+    return ForecastEnd(
+        earliest,
+        likely=earliest / share,
+        window=window,
+        share=share,
+        usual=usual,
+    )
 
 
 def course_seen(snapshot: Snapshot) -> tuple[EqualSteps, ...]:
@@ -397,7 +406,11 @@ def speed_of(snapshot: Snapshot, best: tuple[float, float] | None = None) -> Spe
         if is_step_time(step.record.seconds_per_iteration)
     ]
     usual = min((median(window) for window in windows_before(before)), default=None)
-    return Speed(seconds, usual, _throughput(records, best))
+    return Speed(
+        seconds,
+        usual=usual,
+        throughput=_throughput(records, best),
+    )
 
 
 def _lines_of_now(snapshot: Snapshot) -> tuple[Step, ...]:
@@ -428,7 +441,9 @@ def _of_these_nodes(snapshot: Snapshot) -> tuple[Step, ...]:
     if not before or before == now:
         return steps
     own = tuple(step for step in steps if step.job_id in names)
-    return own if len(own) >= LAST_LINES else ()
+    if len(own) < LAST_LINES:
+        return ()
+    return own
 
 
 def _throughput(
