@@ -17,6 +17,7 @@ from msgspec.structs import replace
 
 from tr11ops.cluster.arrays import compress
 from tr11ops.diagnose.attribution.evidence import Attribution, Kind, NodeReport
+from tr11ops.diagnose.signature import FaultClass
 from tr11ops.health.base import fails_everywhere
 from tr11ops.rundir.attempts import LaunchRecord
 from tr11ops.rundir.exclusion import GOOD_SECONDS, Exclusion, NodeStanding, family
@@ -27,7 +28,7 @@ from trainer.contract.record import Record
 #
 # Its nodes are innocent, those that were excluded before as well, and the launch goes without it.
 
-SOFTWARE_OR_DATA = "software or data, not the nodes"
+SOFTWARE_OR_DATA = FaultClass.USER_CODE.words
 
 _CONDEMNED = re.compile(r"\S+: health check (?P<check>.+?): ")
 

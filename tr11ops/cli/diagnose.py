@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterator, Sequence
 from difflib import get_close_matches
 from functools import cached_property, partial
 from pathlib import Path
@@ -25,7 +25,7 @@ from tr11ops.detect.attempts import is_without_word, look_at
 from tr11ops.detect.nodes_left import exclusion_limit, without_bad_nodes
 from tr11ops.detect.numbers import loss_not_finite
 from tr11ops.detect.registry import page_of, page_of_word
-from tr11ops.detect.unfinished_end import if_the_data_are_at_fault, is_bad
+from tr11ops.detect.unfinished_end import if_the_data_are_at_fault, is_bad, known_ends
 from tr11ops.diagnose.attribution.evidence import Kind
 from tr11ops.diagnose.diagnosis import Diagnosis, NowState, followed
 from tr11ops.diagnose.signature import FaultClass, NextStep
@@ -47,9 +47,9 @@ if TYPE_CHECKING:
 # ------------------------------------------------------------------------ advice on an ended launch
 
 
-def advice(snapshot: Snapshot, found: Diagnosis) -> str:
+def advice(snapshot: Snapshot, found: Diagnosis, said: Container[str] = ()) -> str:
     """The command that holds for this run at this moment, with its reason; "" where the step's own
-    words do.
+    words do. `said`: the commands that are told beside it.
     """
     if found.conclusion is None:
         return ""
@@ -59,7 +59,7 @@ def advice(snapshot: Snapshot, found: Diagnosis) -> str:
     if judged.kind is Kind.OPERATOR:
         return _while_not_finite(snapshot, found.launch)
     attempts = [one for one in known(snapshot.attempts, ()) if one.job_id == found.launch]
-    lines = [line for one in attempts for line in if_the_data_are_at_fault(snapshot, one)]
+    lines = [line for one in attempts for line in if_the_data_are_at_fault(snapshot, one, said)]
     for one in attempts:
         if is_without_word(snapshot, one):
             lines.append(f"what it said last: `{look_at(snapshot, one)}`")
@@ -261,14 +261,18 @@ class _Sight:
         return seen
 
     def job(self, number: str) -> Job | None:
-        """The job by the scheduler's records; None where it has none, or does not answer."""
-        if isinstance(self.scheduler, Unknown):
-            return None
-        try:
-            return self.scheduler.job(number)
-        except SchedulerError as error:
-            self.silence = cause(error)
-            return None
+        """The job by the scheduler's records, or by its log of ended jobs, which remembers longer; None
+        where neither has it.
+        """
+        found = None
+        if not isinstance(self.scheduler, Unknown):
+            try:
+                found = self.scheduler.job(number)
+            except SchedulerError as error:
+                self.silence = cause(error)
+        if found is None and self.assessment is not None:
+            return known_ends(self.assessment.snapshot).get(number)
+        return found
 
 
 def _lines(found: list[Diagnosis]) -> Iterator[str]:
@@ -406,7 +410,7 @@ def _as_it_stands(sight: _Sight, found: Diagnosis) -> Diagnosis:
     """The same with what the run does now, and with what that and its findings say of a launch whose logs
     and records tell of nothing.
     """
-    from tr11ops.status.run_now import led_by_findings, run_now, running_on
+    from tr11ops.status.run_now import commands_now, led_by_findings, run_now, running_on
 
     seen = sight.assessment
     if seen is None:  # how the run stands is not known now: its end is, and that was asked for
@@ -416,7 +420,7 @@ def _as_it_stands(sight: _Sight, found: Diagnosis) -> Diagnosis:
         before = _end_before(sight, found)
     found = running_on(seen, found, before) or led_by_findings(seen, found)
     if found.conclusion is not None:
-        found = with_advice(found, advice(seen.snapshot, found))
+        found = with_advice(found, advice(seen.snapshot, found, commands_now(seen)))
     return replace(found, now=run_now(seen, found))
 
 

@@ -12,7 +12,7 @@ from typing import Protocol, runtime_checkable
 from msgspec import field
 
 from trainer.contract.record import Record
-from trainer.contract.units import signal_name, signal_of_status
+from trainer.contract.units import end_of_process, signal_name
 
 ENDED = 128 + signal.SIGTERM  # the exit code of a step that its script, or a person, told to end
 
@@ -258,20 +258,12 @@ class Job(Record):
         """
         said = str(self.state)
         if self.derived_exit_code and (self.derived_exit_code != ENDED or not self.exit_code):
-            said += f", a step of it ended with exit code {_status_words(self.derived_exit_code)}"
+            said += f", a step of it {end_of_process(self.derived_exit_code)}"
         elif self.exit_code:
-            said += f", its script ended with exit code {_status_words(self.exit_code)}"
+            said += f", its script {end_of_process(self.exit_code)}"
         if self.exit_signal:
             said += f", it was ended by {signal_name(self.exit_signal)}"
         return said
-
-
-def _status_words(status: int) -> str:
-    """A shell's exit status, with the signal of which it tells: `134 (SIGABRT)`."""
-    name = signal_of_status(status)
-    if name:
-        return f"{status} ({name})"
-    return str(status)
 
 
 class Node(Record):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Container, Iterable, Iterator, Sequence
 
 from msgspec.structs import replace
 
@@ -229,10 +229,10 @@ def how_it_ended(attempt: Attempt, job: Job | None) -> str:
             return f"{reason}: {attempt.end.message}"
         return reason
     said = []
+    if attempt.failure:  # what failed first is told first
+        said.append(attempt.failure)
     if job is not None:
         said.append(f"the scheduler says {job.end_words}")
-    if attempt.failure:
-        said.append(attempt.failure)
     if not said:
         return "no end marker"
     return f"no end marker: {'; '.join(said)}"
@@ -346,11 +346,18 @@ def _title(
     return f"{which} failed, {label} because {why}"
 
 
-def if_the_data_are_at_fault(snapshot: Snapshot, attempt: Attempt) -> tuple[str, ...]:
-    """How the data that it met last are skipped, for who finds that they are at fault."""
+def if_the_data_are_at_fault(
+    snapshot: Snapshot, attempt: Attempt, said: Container[str] = ()
+) -> tuple[str, ...]:
+    """How the data that it met last are skipped, for who finds that they are at fault; of a command
+    that is `said` already, when it applies.
+    """
     at, command = _met_at(snapshot, attempt), passes_over_the_data(snapshot, attempt)
     if not command or at is None:
         return ()
+    if command in said:
+        where = iterations(at, at)
+        return (f"type the roll-back only if the data of {where} are at fault",)
     return (f"to skip the data of {iterations(at, at)}, if they are at fault: `{command}`",)
 
 

@@ -41,11 +41,10 @@ def diagnosis_without_root(launch: LogLaunch, found: Candidates, places: LaunchP
         if untold:
             why = "The workers failed; this line says so, and no line says why."
         elif report is not None:
-            said = f"exit code {report.exit_code}"
             root = QuotedLine(
                 launch.file,
                 report.line_number,
-                text=said,
+                text=report.end_words,
                 rank=report.rank,
                 node=report.host,
                 gpu=None,

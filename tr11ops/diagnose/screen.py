@@ -18,33 +18,6 @@ SHOWN = 4
 SECONDS = "%Y-%m-%d %H:%M:%S %Z"  # who went silent first is told by seconds
 
 _WAS_STARTED = frozenset({NowState.TRAINS, NowState.STARTS, NowState.FOLLOWED})
-WORDS = {
-    FaultClass.GPU_HARDWARE: "broken GPU",
-    FaultClass.NCCL_NETWORK: "network between the nodes",
-    FaultClass.NCCL_TIMEOUT: "hang in a collective",
-    FaultClass.CUDA_OOM: "out of GPU memory",
-    FaultClass.HOST_OOM: "out of memory on a node",
-    FaultClass.DATALOADER: "data loader",
-    FaultClass.STORAGE: "storage",
-    FaultClass.CHECKPOINT_MISMATCH: "checkpoint does not fit or is damaged",
-    FaultClass.NUMERICS: "numbers not finite, or diverging",
-    FaultClass.SLURM_TIME_LIMIT: "time limit",
-    FaultClass.SLURM_PREEMPTED: "preempted",
-    FaultClass.SLURM_NODE_FAIL: "node lost",
-    FaultClass.SLURM_USER_CANCEL: "cancelled by a person",
-    FaultClass.SLURM_SUBMIT: "not accepted by Slurm",
-    FaultClass.SLURM_AUTH: "Slurm's authentication",
-    FaultClass.RENDEZVOUS: "workers did not find each other",
-    FaultClass.USER_CODE: "the program",
-    FaultClass.HUB_AUTH: "access to the hub",
-    FaultClass.GCS: "object store",
-    FaultClass.CLEAN_EXIT: "clean end",
-    FaultClass.UNKNOWN: "cannot tell",
-    FaultClass.RUNNING: "nothing has ended, it runs and is well",
-    FaultClass.STALLED: "nothing has ended, and it stands still",
-    FaultClass.SLOW: "nothing has ended, and it trains slowly",
-    FaultClass.KILLED: "ended by a signal from outside",
-}
 STEPS = {
     NextStep.EXCLUDE_AND_RESUBMIT: "Keep the node out, and submit again: tr11 nodes exclude {node}",
     NextStep.RESUBMIT: "Submit again.",
@@ -123,7 +96,7 @@ def _of_scheduler(found: Diagnosis) -> str:
 def _head(found: Diagnosis) -> str:
     """The class in words; where the cause is not known, how it ended."""
     if found.fault is not FaultClass.UNKNOWN or found.conclusion is None:
-        return WORDS[found.fault]
+        return found.fault.words
     return f"nothing says why: {found.conclusion.found.summary}"
 
 

@@ -14,6 +14,7 @@ from tr11ops.diagnose.signature import FaultSignature, Role
 from tr11ops.diagnose.tracebacks import RaisedException
 from tr11ops.dialects.reading import StepNumbers
 from trainer.contract.record import Record
+from trainer.contract.units import end_of_process
 
 
 class TrainingStep(Record):
@@ -93,6 +94,13 @@ class WorkerFailure(Record):
     exit_code: int | None = None
     time: str | None = None
     said: str = ""
+
+    @property
+    def end_words(self) -> str:
+        """How it left."""
+        if self.exit_code is None:
+            return "the worker left, and its exit code is not known"
+        return f"the worker {end_of_process(self.exit_code)}"
 
 
 STEPS_AFTER = 3  # a training that goes on for so many steps has overcome what was before

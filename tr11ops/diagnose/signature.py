@@ -41,6 +41,40 @@ class FaultClass(StrEnum):
     SLOW = "slow"  # nor here: it trains, and takes longer
     KILLED = "killed"  # by a signal that neither tr11 nor the scheduler sent, as far as is known
 
+    @property
+    def words(self) -> str:
+        """What every screen calls it."""
+        return _WORDS[self]
+
+
+_WORDS = {
+    FaultClass.GPU_HARDWARE: "broken GPU",
+    FaultClass.NCCL_NETWORK: "network between the nodes",
+    FaultClass.NCCL_TIMEOUT: "hang in a collective",
+    FaultClass.CUDA_OOM: "out of GPU memory",
+    FaultClass.HOST_OOM: "out of memory on a node",
+    FaultClass.DATALOADER: "data loader",
+    FaultClass.STORAGE: "storage",
+    FaultClass.CHECKPOINT_MISMATCH: "checkpoint does not fit or is damaged",
+    FaultClass.NUMERICS: "numbers not finite, or diverging",
+    FaultClass.SLURM_TIME_LIMIT: "time limit",
+    FaultClass.SLURM_PREEMPTED: "preempted",
+    FaultClass.SLURM_NODE_FAIL: "node lost",
+    FaultClass.SLURM_USER_CANCEL: "cancelled by a person",
+    FaultClass.SLURM_SUBMIT: "not accepted by Slurm",
+    FaultClass.SLURM_AUTH: "Slurm's authentication",
+    FaultClass.RENDEZVOUS: "workers did not find each other",
+    FaultClass.USER_CODE: "software or data, not the nodes",
+    FaultClass.HUB_AUTH: "access to the hub",
+    FaultClass.GCS: "object store",
+    FaultClass.CLEAN_EXIT: "clean end",
+    FaultClass.UNKNOWN: "cannot tell",
+    FaultClass.RUNNING: "nothing has ended, it runs and is well",
+    FaultClass.STALLED: "nothing has ended, and it stands still",
+    FaultClass.SLOW: "nothing has ended, and it trains slowly",
+    FaultClass.KILLED: "ended by a signal from outside",
+}
+
 
 class NextStep(StrEnum):
     """What to do about it."""

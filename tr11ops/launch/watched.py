@@ -18,7 +18,6 @@ from tr11ops.base.redact import one_line
 from tr11ops.cluster.arrays import array_number
 from tr11ops.cluster.base import Job, JobState
 from tr11ops.diagnose.look import diagnose_files
-from tr11ops.diagnose.screen import WORDS
 from tr11ops.diagnose.signature import FaultClass
 from tr11ops.observe.files import read_details
 from tr11ops.runcard.card import load_card
@@ -126,7 +125,7 @@ def fault_in(log: Path) -> str:
     root = found.root_cause
     if root is None or found.fault in {FaultClass.UNKNOWN, FaultClass.CLEAN_EXIT}:
         return ""
-    return f"{WORDS[found.fault]}: {one_line(root.text, limit=_LONGEST_LINE)}"
+    return f"{found.fault.words}: {one_line(root.text, limit=_LONGEST_LINE)}"
 
 
 def is_watched_attempt(folder: Path) -> bool:

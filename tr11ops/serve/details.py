@@ -17,6 +17,7 @@ from tr11ops.base import deadline
 from tr11ops.base.errors import Late
 from tr11ops.base.observed import Observed, Unknown, observed
 from tr11ops.base.redact import redact
+from tr11ops.logs.lines import as_typed
 from tr11ops.serve.poller import News
 from trainer.contract.state_file import open_for_reading
 from trainer.contract.units import printable
@@ -107,5 +108,5 @@ def _lines(place: Path, wanted: str) -> Observed[tuple[str, ...]]:
     found = data.decode("utf-8", "replace").splitlines()[1 if end > size else 0 :]
     if wanted:
         found = [line for line in found if wanted.lower() in line.lower()]
-    shown = (redact(printable(line[:LONGEST_LINE], " ")) for line in found[-MOST_LINES:])
+    shown = (redact(printable(as_typed(line)[:LONGEST_LINE], " ")) for line in found[-MOST_LINES:])
     return tuple(shown) or Unknown("nothing there")

@@ -24,6 +24,7 @@ from tr11ops.base.invocation import PLAN_CHANGED
 from tr11ops.base.now import now
 from tr11ops.base.shipped import page_lines
 from tr11ops.base.units import timestamp
+from tr11ops.logs.lines import as_typed
 from tr11ops.rundir.journal import user_name
 from tr11ops.top.commands import (
     REASON,
@@ -487,7 +488,7 @@ class TopApp(App[None]):  # type: ignore[misc]  # textual may be absent
 
 def _log_end(run: api.Run) -> TextScreen:
     lines, _ = tail_lines(run.directory.paths.main_log, LOG_BYTES)
-    return TextScreen(f"log   {run.name}", "\n".join(lines), at_end=True)
+    return TextScreen(f"log   {run.name}", "\n".join(map(as_typed, lines)), at_end=True)
 
 
 def _diagnosis(run: api.Run) -> TextScreen:

@@ -58,6 +58,18 @@ def signal_of_status(status: int) -> str:
     return ""
 
 
+def end_of_process(code: int) -> str:
+    """How a process ended, by its exit code as `Popen.returncode` or as a shell has it: `was ended by
+    SIGSEGV (exit code -11)`, `ended with exit code 1`.
+    """
+    name = signal_of_status(code)
+    if code < 0:
+        name = signal_name(-code)
+    if name:
+        return f"was ended by {name} (exit code {code})"
+    return f"ended with exit code {code}"
+
+
 def printable(text: str, instead: str = "?") -> str:
     """The text on one line that a terminal shows: names and other people's words may hold anything,
     and it must not obey them.

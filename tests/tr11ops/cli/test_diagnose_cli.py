@@ -23,10 +23,11 @@ from tests.tr11ops.detect.operation_table import operated
 from tests.tr11ops.status_cases import HOUR, NOW, facts_with, idle, snapshot, steps
 from tr11ops.base import deadline
 from tr11ops.cli.diagnose import advice, with_advice
+from tr11ops.cluster.site import SiteRules, keep_site
 from tr11ops.diagnose.attribution.evidence import OUTSIDE, Attribution, Conclusion, Kind
 from tr11ops.diagnose.attribution.joined import joined
 from tr11ops.diagnose.causes import judge
-from tr11ops.diagnose.diagnosis import Diagnosis
+from tr11ops.diagnose.diagnosis import Diagnosis, NowState, RunNow
 from tr11ops.diagnose.look import diagnose_files
 from tr11ops.diagnose.screen import lines
 from tr11ops.diagnose.sighting import LogLaunch
@@ -40,6 +41,8 @@ from tr11ops.rundir.exclusions import exclude
 from tr11ops.trainers.outside import failure_words
 from trainer.contract.attempt import Heartbeat, write_heartbeat
 from trainer.contract.files import write_json
+
+JOBCOMP = Path(__file__).parents[2] / "data" / "slurm" / "22.05" / "jobcomp.txt"
 
 # What stands in for a node agent: the worker of the second node fails, the first one's loses it.
 AGENT = """
@@ -304,6 +307,37 @@ def test_data_that_may_be_at_fault_are_passed_over() -> None:
     found = with_advice(found, advice(idle(attempts=(bad,), launch_ends=ends), found))
     assert "`tr11 rollback 31200 --skip 31351-31351`" in screen(found)
     assert advice(idle(attempts=(bad,)), found) == "", "no one knows how far it came"
+
+
+def test_one_command_is_told_once_with_when_it_applies() -> None:
+    """Where the roll-back is what `tr11 status` says to type, it stood there twice, once as the cure
+    and once as what to do if the data are at fault.
+    """
+    found = concluded(Attribution(Kind.SOFTWARE, TWICE, 0.9, evidence=(FIRST,)))
+    bad = Attempt("1007", NOW - HOUR, None, cause="software", held_because="it came back")
+    ends = (LaunchEnd("1007", 1, NOW - HOUR, reached=31_350, began_at=31_200),)
+    seen, typed = idle(attempts=(bad,), launch_ends=ends), "tr11 rollback 31200 --skip 31351-31351"
+    now = RunNow(NowState.STANDS, "", commands=(typed, "tr11 resume"))
+    shown = screen(replace(with_advice(found, advice(seen, found, now.commands)), now=now))
+    assert shown.count(typed) == 1, shown
+    assert "Type the roll-back only if the data of iteration 31351 are at fault." in shown
+    assert f"verdict user_code: {TWICE.partition(':')[0]} (" in shown, "in the words of all screens"
+
+
+def test_a_job_that_the_scheduler_has_forgotten_is_told_from_its_log(bench: LocalBench) -> None:
+    """As status says it of the attempt; it was "unknown" in the diagnosis alone."""
+    number, card = "4", load_card(bench.card, [], {})
+    ended = JOBCOMP.read_text().replace(" Name=arr ", f" Name={card.run.name} ")
+    log = bench.folder / "jobcomp.txt"
+    log.write_text(ended)
+    keep_site(run_directory(bench).site, SiteRules(job_completions=str(log)))
+    of_attempt = {"job_id": number, "nodes": ["n1"]}
+    write_json(card.paths.attempt(number) / "attempt.json", of_attempt)
+    card.paths.main_log.parent.mkdir(parents=True, exist_ok=True)
+    start = f"tr11: attempt {number} launch 1 on 1 node: n1\n"
+    card.paths.main_log.write_text(f"{start}{step_line(8)}Segmentation fault (core dumped)\n")
+    shown = bench.tr11("diagnose", "--run", str(bench.card), "--scheduler", "local").out
+    assert "scheduler  job 1_1: FAILED, its script ended with exit code 3" in shown, shown
 
 
 def test_a_node_beyond_the_limit_is_excluded_by_force_only() -> None:

@@ -98,8 +98,8 @@ def test_the_first_cause_is_quoted() -> None:
         "unfinished-end",
     )
     assert finding.evidence == (
-        "1000_7: no end marker: the scheduler says FAILED, a step of it ended with exit code 134"
-        " (SIGABRT); rank 12 on n02: RuntimeError: NCCL",
+        "1000_7: no end marker: rank 12 on n02: RuntimeError: NCCL; the scheduler says FAILED, a step"
+        " of it was ended by SIGABRT (exit code 134)",
     )
 
 

@@ -513,10 +513,10 @@ def test_what_the_scheduler_says_of_a_jobs_end_has_one_wording() -> None:
     assert job.end_words == "FAILED, its script ended with exit code 1"
     job = replace(job, derived_exit_code=134, exit_signal=9)
     assert job.end_words == (
-        "FAILED, a step of it ended with exit code 134 (SIGABRT), it was ended by SIGKILL"
+        "FAILED, a step of it was ended by SIGABRT (exit code 134), it was ended by SIGKILL"
     )
     held = replace(running(), state=JobState.FAILED, exit_code=3, derived_exit_code=143)
     assert held.end_words == "FAILED, its script ended with exit code 3"
     ended = replace(held, exit_code=0).end_words
-    assert ended == "FAILED, a step of it ended with exit code 143 (SIGTERM)"
+    assert ended == "FAILED, a step of it was ended by SIGTERM (exit code 143)"
     assert replace(running(), state=JobState.COMPLETED, exit_code=0).end_words == "COMPLETED"

@@ -85,7 +85,7 @@ def test_nodes_and_ranks_are_named(found: dict[str, Diagnosis]) -> None:
 def test_every_quoted_line_is_in_its_file(found: dict[str, Diagnosis]) -> None:
     for name, one in found.items():
         root = one.root_cause
-        if root is not None and not root.text.startswith("exit code"):
+        if root is not None and not root.text.startswith("the worker "):
             lines = b"".join(blocks(Path(root.file))).split(b"\n")
             line = plain(lines[root.line_number - 1].decode("utf-8", "replace"))
             assert root.text[-20:].strip() in line, name

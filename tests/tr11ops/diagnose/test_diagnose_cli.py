@@ -27,7 +27,7 @@ def test_the_screen_fits_and_says_what_to_do(log: Path, capsys: pytest.CaptureFi
     assert all(len(line) <= 80 for line in lines)
     text = "\n".join(lines)
     assert (
-        "user_code: the program" in text
+        "user_code: software or data, not the nodes" in text
         and "rank 2, node n2" in text
         and "KeyError: 'input_ids'" in text
     )

@@ -12,7 +12,7 @@ import pytest
 from tr11ops.diagnose.answers import EndFacts, Signs, restart_of
 from tr11ops.diagnose.catalogue import rules
 from tr11ops.diagnose.nvlink import nvlink_kinds, nvlink_rules
-from tr11ops.diagnose.screen import RESTARTS, WORDS
+from tr11ops.diagnose.screen import RESTARTS
 from tr11ops.diagnose.signature import USUAL_STEP, FaultClass, Proof, Role
 
 DOCS = Path(__file__).parents[3] / "docs"
@@ -30,7 +30,7 @@ def classes() -> Iterator[str]:
     yield "|---|---|---|---|"
     for fault, step in USUAL_STEP.items():
         answer = restart_of(EndFacts(fault, step, 0.9, Signs(role=Role.CAUSE, trained=True))).answer
-        yield f"| `{fault}` | {WORDS[fault]} | `{step}` | {RESTARTS[answer] or 'nothing is to be started'} |"
+        yield f"| `{fault}` | {fault.words} | `{step}` | {RESTARTS[answer] or 'nothing is to be started'} |"
 
 
 def proofs() -> Iterator[str]:

@@ -60,13 +60,12 @@ def evidence_of(launch: LogLaunch, places: LaunchPlaces) -> Evidence:
             number = -report.exit_code
         is_mute = (host, report.rank) not in spoke and not unplaced
         if host is not None and (number is not None or is_mute):
-            told = report.said or f"the worker left with exit code {report.exit_code}"
             failures.append(
                 Failure(
                     host,
                     report.rank,
                     time=moment(report.time, report.line_number),
-                    error=told,
+                    error=report.said or report.end_words,
                     signal=number,
                 )
             )
