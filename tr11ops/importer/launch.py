@@ -133,7 +133,7 @@ def take_apart(command: ShellCommand) -> ParsedLaunch:
     before = words[: program_at if program_at >= 0 else first]
     launcher = _launcher_options(before)
     spelled = {
-        _launcher_key(word): word.cut(0, len(word.text.partition("=")[0]))
+        word.option_key: word.cut(0, len(word.text.partition("=")[0]))
         for word in before
         if _is_option(word)
     }
@@ -180,10 +180,6 @@ def _is_option(word: Traced) -> bool:
     return bool(_OPTION.match(word.text)) and not word.unknown_at(0)
 
 
-def _launcher_key(word: Traced) -> str:
-    return word.text.partition("=")[0].lstrip("-").replace("-", "_")
-
-
 def _launcher_options(words: Sequence[Traced]) -> dict[str, Traced]:
     """`--nnodes 48`, `--nproc_per_node=8`: names with `-` as `_`, without dashes before them."""
     found: dict[str, Traced] = {}
@@ -191,7 +187,7 @@ def _launcher_options(words: Sequence[Traced]) -> dict[str, Traced]:
         if not _is_option(word):
             continue
         name, equals, _ = word.text.partition("=")
-        key = _launcher_key(word)
+        key = word.option_key
         following = None
         if index + 1 < len(words):
             following = words[index + 1]

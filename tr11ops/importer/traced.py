@@ -69,6 +69,11 @@ class Traced(Record):
     def __len__(self) -> int:
         return len(self.text)
 
+    @property
+    def option_key(self) -> str:
+        """`nproc_per_node` of `--nproc-per-node=8`."""
+        return self.text.partition("=")[0].lstrip("-").replace("-", "_")
+
     def cut(self, start: int, end: int | None = None) -> Traced:
         """Characters `start` to `end`."""
         return Traced(self.text[start:end], self.marks[start:end])

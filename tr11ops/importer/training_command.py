@@ -309,7 +309,7 @@ class _Layers:
         valued = _PLAIN_PREFIXES.get(name, _ENROOTS)
         rest = words[1:]
         while rest and rest[0].text.startswith("-"):
-            key = _key(rest[0])
+            key = rest[0].option_key
             takes_value = key in valued and "=" not in rest[0].text
             rest = rest[1 + takes_value :]
         if name == "timeout":
@@ -445,7 +445,7 @@ def options_of(
         word = words[place]
         if word.text == "--":
             return found, tuple(words[place + 1 :])
-        if _key(word) in {"m", "module"}:
+        if word.option_key in {"m", "module"}:
             break
         if re.match(r"--?[A-Za-z]", word.text):
             option, used = _option_at(words, place, switches, short)
@@ -470,7 +470,7 @@ def _option_at(
 ) -> tuple[LauncherOption, int]:
     word = words[place]
     text = word.text
-    name = _key(word)
+    name = word.option_key
     value = None
     if "=" in text:
         value = word.cut(text.index("=") + 1)
@@ -480,7 +480,7 @@ def _option_at(
             value = word.cut(2)
     if short is not None:
         name = short.get(name, name).replace("-", "_")
-    is_switch = name in switches or _key(word) in switches
+    is_switch = name in switches or word.option_key in switches
     if name in _TWO_VALUES and value is None and place + 2 < len(words):
         return LauncherOption(name, tuple(words[place : place + 3])), 3
     if value is None and not is_switch and place + 1 < len(words):
@@ -488,10 +488,6 @@ def _option_at(
         if not following.text.startswith("-") and not _begins_program(following):
             return LauncherOption(name, (word, following), following), 2
     return LauncherOption(name, (word,), value), 1
-
-
-def _key(word: Traced) -> str:
-    return word.text.partition("=")[0].lstrip("-").replace("-", "_")
 
 
 def _value(option: LauncherOption) -> str:

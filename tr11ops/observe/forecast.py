@@ -12,7 +12,6 @@ from collections.abc import Iterable, Iterator, Sequence
 from datetime import UTC
 from operator import attrgetter
 from statistics import median
-from typing import NamedTuple
 
 from tr11ops.base.observed import Unknown, known
 from tr11ops.base.robust import is_step_time
@@ -190,7 +189,7 @@ def _first_point(snapshot: Snapshot) -> tuple[float, int] | None:
 
 
 # ----------------------------------------------------------------------------- the queue
-class NoCover(NamedTuple):
+class NoCover(Record):
     """What runs or is queued and covers none of the training that is left, as things are now, and
     why.
 

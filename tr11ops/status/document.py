@@ -391,10 +391,6 @@ def _finish(finish: Finish, status: Status) -> dict[str, Any]:
     return {**_fields(finish, status), **moments}
 
 
-def _no_cover(lack: NoCover, status: Status) -> dict[str, Any]:
-    return {"job": lack.job, "tasks": lack.tasks, "seconds": lack.seconds, "why": lack.why}
-
-
 def _attempt(shown: ShownAttempt, status: Status) -> dict[str, Any]:
     attempt, end = shown.attempt, shown.end
     return {
@@ -459,13 +455,7 @@ def _next_checkpoint(save: NextCheckpoint, status: Status) -> dict[str, Any]:
         due = None
     else:
         due = iso_time(status.time + save.seconds)
-    return {
-        "step": save.step,
-        "seconds": save.seconds,
-        "due": due,
-        "why": save.why,
-        "iterations": save.iterations,
-    }
+    return {**_fields(save, status), "due": due}
 
 
 def _copy(copy: CopyStatus, status: Status) -> dict[str, Any]:
@@ -622,7 +612,6 @@ _SHOWN: Mapping[str, Callable[[Any, Status], Any]] = {
     "last_step_time": _moment,
     "throughput": _throughput,
     "finish": _finish,
-    "no_cover": _no_cover,
     "last_attempts": _attempt,
     "next_checkpoint": _next_checkpoint,
     "backup": _copy,

@@ -164,7 +164,7 @@ class TrainerLogReader:
             self._marks[mark] += 1
             if mark == "resumed":
                 said = match.groupdict()
-                done, following = _number(said.get("done")), _number(said.get("next"))
+                done, following = number_of(said.get("done")), number_of(said.get("next"))
                 if done is not None:
                     self._resumed_at = done
                 if following is not None:
@@ -186,10 +186,10 @@ def _steps_of(dialect: Dialect) -> _ReadStep:
         if match is None:
             return None
         said = match.groupdict()
-        done = _number(said.get("step"))
+        done = number_of(said.get("step"))
         if done is None:
             return None
-        total, loss = _number(said.get("total")), said.get("loss")
+        total, loss = number_of(said.get("total")), said.get("loss")
         try:
             value = None if loss is None else float(loss)
         except ValueError:
@@ -210,7 +210,8 @@ def _steps_of(dialect: Dialect) -> _ReadStep:
     return by_table
 
 
-def _number(text: str | None) -> int | None:
+def number_of(text: str | None) -> int | None:
+    """A whole number that a line tells; None for anything else."""
     if text is None or not _DIGITS.fullmatch(text):
         return None
     return int(text)

@@ -12,12 +12,12 @@ from collections.abc import Iterator, Mapping
 
 from tr11ops.dialects.dialect import Dialect, Ending, Mark
 from tr11ops.dialects.reading import StepNumbers, StepReader, total_in
+from tr11ops.trainers.log import number_of
 from tr11ops.trainers.never_began import kind_of
 from trainer.contract.record import JsonObject, Record
 
 _COLOUR = re.compile(r"\x1b\[[0-9;:]*[A-Za-z]")
 _PREFIX = re.compile(rb"^\[default(\d+)\]:")
-_DIGITS = re.compile(r"\d{1,15}")
 _LONGEST = 16 << 10  # bytes of a line that are looked at
 LEAST_SECONDS = 1.0  # a step's numbers are complete when no more came for so long
 LOSS_SECONDS = 5.0  # and where none of them is a loss, which another line may tell
@@ -120,7 +120,11 @@ class TrainerWords:
         if match is None:
             return
         said = match.groupdict()
-        done, total, loss = _number(said.get("step")), _number(said.get("total")), said.get("loss")
+        done, total, loss = (
+            number_of(said.get("step")),
+            number_of(said.get("total")),
+            said.get("loss"),
+        )
         if done is None:
             return
         values: dict[str, float | None] = {}
@@ -253,13 +257,7 @@ def _finite(text: str) -> float | None:
 def _done(mark: Mark, match: re.Match[str]) -> int | None:
     """How many steps are done, by the words of a line."""
     said = match.groupdict()
-    following = _number(said.get("next"))
+    following = number_of(said.get("next"))
     if mark == "resumed" and following is not None:
         return following - 1
-    return _number(said.get("done"))
-
-
-def _number(text: str | None) -> int | None:
-    if text is None or not _DIGITS.fullmatch(text):
-        return None
-    return int(text)
+    return number_of(said.get("done"))
