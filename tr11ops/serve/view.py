@@ -33,7 +33,7 @@ from tr11ops.status.published import (
     word_of,
 )
 from tr11ops.status.rows import ShownIncident, incidents_of
-from tr11ops.status.run_list import ListedRun, RunList, total, unwatched, urgency
+from tr11ops.status.run_list import ListedRun, RunList, alerts_words, total, unwatched, urgency
 from tr11ops.status.run_list_screen import team_sums
 from tr11ops.watchdog.verdict import VerdictWord
 from trainer.contract.record import Record
@@ -222,7 +222,7 @@ def view_of(news: News, now: float) -> RunView:
         alerts=alerts,
         nodes=nodes[:MOST_ROWS],
         nodes_line=_nodes_line(told, word),
-        alerts_line=_alerts_line(news, told, alerts),
+        alerts_line=_alerts_line(news, told, on_call, now),
         ended_line=_ended_line(told),
         stop_command=command("tr11 kill --wait", news),
         unknown=tuple(text(line, 200) for line in list_of(told.get("unknown"))[:MOST_ROWS]),
@@ -417,20 +417,16 @@ def _alert(entry: Mapping[str, Any], news: News, on_call: OnCall | None, now: fl
     )
 
 
-def _alerts_line(news: News, told: Mapping[str, Any], alerts: Sequence[ShownAlert]) -> str:
+def _alerts_line(news: News, told: Mapping[str, Any], on_call: OnCall | None, now: float) -> str:
     """Who has the open alerts, in a sentence."""
     if news.is_before_act:
         return f"{LOOKING}."
     if not isinstance(told.get("alerts"), list):
         return "Not known."
-    if not alerts:
+    cares = [care_of(entry) for entry in rows(told.get("alerts"))]
+    if not cares:
         return "None is open."
-    untaken = sum(not alert.holder for alert in alerts)
-    who = "; ".join(dict.fromkeys(alert.who for alert in alerts))
-    if untaken and len(alerts) > 1:
-        some = "any" if untaken == len(alerts) else untaken
-        who = f"no one has taken {some} of them"
-    return f"{counted(len(alerts), 'is', 'are')} open: {who}."
+    return f"{len(cares)} {alerts_words(cares, on_call, now)}."
 
 
 def _ended_line(told: Mapping[str, Any]) -> str:

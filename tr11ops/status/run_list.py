@@ -83,6 +83,17 @@ def unwatched(word: VerdictWord, fault: object) -> str:
     return text(fault)
 
 
+def alerts_words(cares: Sequence[AlertCare], on_call: OnCall | None, now: float) -> str:
+    """Who has the open alerts, and who was told of those that no one has, to follow their number."""
+    untaken = [care for care in cares if not care.holder]
+    who = "; ".join(dict.fromkeys(care.words(on_call, now) for care in cares))
+    if untaken and len(cares) > 1:
+        some = "any" if len(untaken) == len(cares) else len(untaken)
+        called = {care.called(on_call) for care in untaken if on_call is not None}
+        who = f"no one has taken {some} of them{called.pop() if len(called) == 1 else ''}"
+    return f"{'is' if len(cares) == 1 else 'are'} open: {who}"
+
+
 class ListedRun(Record):
     """A run directory, and its status; `status` is None where it could not be read, and `why` says
     why not. `use` is what it holds and costs, None where that was not looked at.

@@ -9,7 +9,14 @@ from datetime import datetime
 from tr11ops.alerts.state import AlertCare
 from tr11ops.base.units import counted, duration
 from tr11ops.cluster.arrays import compress
-from tr11ops.status.run_list import ListedRun, RunList, total, unwatched, verdict_counts
+from tr11ops.status.run_list import (
+    ListedRun,
+    RunList,
+    alerts_words,
+    total,
+    unwatched,
+    verdict_counts,
+)
 from tr11ops.status.run_use import RunUse
 from tr11ops.watchdog.verdict import VerdictWord
 
@@ -102,12 +109,14 @@ def _facts(run: ListedRun, use: RunUse | None, now: float) -> Iterator[str]:
 
 def _care(run: ListedRun, now: float) -> Iterator[str]:
     """Who has its alerts, and who is on call."""
-    is_said = False
-    if run.owners:
-        yield f"{', '.join(run.owners)} has it"
+    is_called = run.on_call is not None and run.on_call.taken is None
+    is_said = is_called and not all(care.holder for care in run.cares)
+    if run.cares:
+        open_ones = alerts_words(run.cares, run.on_call, now)
+        yield f"{counted(len(run.cares), 'alert')} {open_ones}"
     elif run.exit_code == 1:
-        yield next(iter(run.cares), AlertCare()).words(run.on_call, now)
-        is_said = run.on_call is not None and run.on_call.taken is None
+        yield AlertCare().words(run.on_call, now)
+        is_said = is_called
     if run.on_call is None:
         yield "on call: unknown"
     elif run.on_call.who and not is_said:

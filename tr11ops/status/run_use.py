@@ -6,20 +6,23 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 from tr11ops.base.observed import Observed, Unknown, known, observed
 from tr11ops.base.units import counted
 from trainer.contract.record import Record
 
 if TYPE_CHECKING:
+    from tr11ops.goodput.history import AttemptHistory
     from tr11ops.observe.snapshot import Snapshot
     from tr11ops.runcard.card import RunCard
     from tr11ops.rundir.paths import RunDirectory
 
+Attempts: TypeAlias = "Observed[tuple[AttemptHistory, ...]]"
+
 JOULES_IN_KWH = 3.6e6
 MICROS_IN_HOUR = 3.6e9
-KEPT_SECONDS = 600.0  # sums over a whole run change slowly, and cost time
+KEPT_SECONDS = 600.0  # what has ended changes seldom, and takes time to read
 
 
 class RunUse(Record):
@@ -125,33 +128,34 @@ def _sum(values: Sequence[float | None]) -> float | None:
 
 
 class UseReader:
-    """Reads what runs have used; the sums of a run are kept for some minutes."""
+    """Reads what runs have used. The attempts of a run are kept for some minutes, as long as the same
+    jobs run: what they have held is counted at the moment of each look.
+    """
 
     def __init__(self) -> None:
-        self._kept: dict[str, tuple[float, float | None, Observed[float]]] = {}
+        self._kept: dict[str, tuple[float, tuple[str, ...], Attempts, Observed[float]]] = {}
 
     def read(self, card: RunCard, directory: RunDirectory, snapshot: Snapshot) -> RunUse:
         """Of one run, which was looked at just now. Never raises for what cannot be read."""
-        key = str(directory.root)
-        made, hours, joules = self._kept.get(key, (0.0, None, Unknown("not asked yet")))
-        if not made or time.monotonic() - made > KEPT_SECONDS:
-            hours = held_node_hours(directory, snapshot)
-            joules = energy_of(directory, snapshot)
-            self._kept[key] = (time.monotonic(), hours, joules)
-        return use_of(card, hours, joules)
+        from tr11ops.goodput.account import held_micros
+
+        key, running = str(directory.root), tuple(job.job_id for job in snapshot.active_jobs)
+        unread = Unknown("not asked yet")
+        made, ran, attempts, joules = self._kept.get(key, (0.0, (), unread, unread))
+        if not made or ran != running or time.monotonic() - made > KEPT_SECONDS:
+            attempts, joules = _attempts(directory, snapshot), energy_of(directory, snapshot)
+            self._kept[key] = (time.monotonic(), running, attempts, joules)
+        if isinstance(attempts, Unknown):
+            return use_of(card, None, joules)
+        return use_of(card, held_micros(attempts, snapshot.time) / MICROS_IN_HOUR, joules)
 
 
-def held_node_hours(directory: RunDirectory, snapshot: Snapshot) -> float | None:
-    """Node-hours that the run's jobs held so far; None where the run's past cannot be read."""
-    from tr11ops.goodput.account import held_micros
+def _attempts(directory: RunDirectory, snapshot: Snapshot) -> Attempts:
     from tr11ops.goodput.history import read_attempts_alone
 
     if snapshot.unmounted or not directory.exists:
-        return None
-    attempts = observed(read_attempts_alone, directory, snapshot.jobs)
-    if isinstance(attempts, Unknown):
-        return None
-    return held_micros(attempts, snapshot.time) / MICROS_IN_HOUR
+        return Unknown("the run directory is not there")
+    return observed(read_attempts_alone, directory, snapshot.jobs)
 
 
 def energy_of(directory: RunDirectory, snapshot: Snapshot) -> Observed[float]:

@@ -9,22 +9,27 @@ import re
 import tomllib
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
+from msgspec.structs import replace
 
 from tests.pins.commands import beside, typed
 from tests.pins.recording import unpacked
-from tests.tr11ops.status_cases import NOW, beats, checkpoints, slowed, snapshot
+from tests.tr11ops.status_cases import HOUR, NOW, beats, checkpoints, slowed, snapshot
 from tr11ops.base.shipped import page_names, shipped
 from tr11ops.cli.main import execute
 from tr11ops.detect.registry import detect_all
+from tr11ops.goodput import history
+from tr11ops.goodput.history_values import AttemptHistory
+from tr11ops.runcard.card import load_card
 from tr11ops.serve.pages import Pages
 from tr11ops.serve.poller import News
 from tr11ops.serve.view import in_order, view_of
 from tr11ops.status.assessment import status_of
 from tr11ops.status.run_list import ListedRun, RunList, urgency, verdict_counts
 from tr11ops.status.run_list_screen import TITLES, list_lines
-from tr11ops.status.run_use import RunUse
+from tr11ops.status.run_use import RunUse, UseReader
 from tr11ops.watchdog.verdict import VerdictWord, judge
 
 LOCAL = ("--scheduler", "local")
@@ -40,9 +45,12 @@ def test_a_run_is_one_line_that_says_what_status_says(recorded: Path) -> None:
         code, text = typed(("list", *LOCAL))
         status = json.loads(typed(("status", "--json", *LOCAL))[1])
         [run] = json.loads(typed(("list", "run", "--json", *LOCAL))[1])["runs"]
-    [_, line, *watch, facts] = text.splitlines()
-    assert " ".join(map(str.strip, watch)) == status["watchdog_fault"] == run["watchdog_fault"]
-    assert facts.endswith("; 0.1 node-hours") and facts.startswith("  for ")
+    [_, line, *more] = text.splitlines()
+    watch, for_, facts = " ".join(map(str.strip, more)).rpartition(" for ")
+    assert watch == status["watchdog_fault"] == run["watchdog_fault"]
+    assert for_ and facts.endswith(
+        "; 3 alerts are open: no one has taken any of them; 0.1 node-hours"
+    )
     assert (
         code == 0
         and line.split()[:3] == ["stopped", "38/6253", "2.7689"]
@@ -196,7 +204,7 @@ def test_several_runs_say_whose_they_are_who_has_them_and_what_they_hold() -> No
     assert text.startswith("4 runs: 2 need a person (2 stalled); 1 unknown, 1 healthy; 48 nodes")
     assert "210.0 node-hours, 1,600.0 GPU-hours, 3,200.00 EUR, 84.0 kWh, without 1 run" in text
     assert "no one has taken it; ana@example.org is on call; six; " in text
-    assert "ben@example.org has it; on call: ana@example.org; six; " in text
+    assert "1 alert is open: ben@example.org has it; on call: ana@example.org; six; " in text
     assert "on call: cleo@example.org (took the shift, 5 h 00 min left); seven; " in text
     assert "seven: 1 run, " in text and "six: 2 runs, " in text
     assert "bad1: excluded by a, b" in text
@@ -206,9 +214,62 @@ def test_several_runs_say_whose_they_are_who_has_them_and_what_they_hold() -> No
     assert told["teams"]["six"]["cost"] == {"EUR": 3200.0}  # type: ignore[index]
 
 
+def test_open_alerts_are_told_whatever_the_verdict_with_who_has_them() -> None:
+    seen = snapshot()
+    ana = {"who": ["ana@example.org"], "until": None, "taken": None}
+    told = {**status_of(seen, (), judge(seen, ())).document(), "on_call": ana}
+    warning = {"severity": "warning", "told": ["ana@example.org"]}
+    for word in ("slow", "healthy", "stopped"):
+        for alerts, wanted in (
+            ([], "on call: ana@example.org"),
+            (
+                [warning],
+                "1 alert is open: no one has taken it; ana@example.org is on call and was told",
+            ),
+            (
+                [warning, warning],
+                "2 alerts are open: no one has taken any of them; ana@example.org is on call and was told",
+            ),
+            (
+                [{**warning, "owner": "ben"}, warning],
+                "2 alerts are open: no one has taken 1 of them; ana@example.org is on call and was told",
+            ),
+            ([{**warning, "owner": "ben"}], "1 alert is open: ben has it; on call: ana@"),
+        ):
+            run = ListedRun(Path("big"), {**told, "verdict": word, "alerts": alerts})
+            lines = list(list_lines(RunList.of([run]), seen.time))
+            text = " ".join(" ".join(lines).split())
+            assert wanted in text and text.count("ana@example.org") == 1
+            view = view_of(News("big", Path("big"), document=run.told), seen.time)
+            said = wanted.replace(" alert is", " is").replace(" alerts are", " are")
+            assert not alerts or said.partition("; on call")[0] in view.alerts_line
+
+
+def test_what_a_run_has_held_is_counted_at_the_moment_of_each_look(
+    recorded: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By one function, whichever screen shows it: what is kept between two looks stands still for none."""
+    held = AttemptHistory(
+        "1000_7", "1000_7", "slurm", "", start=NOW - HOUR, ended=None, is_running=True,
+        last_sign=NOW, nodes=("n1", "n2"),
+    )  # fmt: skip
+    read = Mock(return_value=(held,))
+    monkeypatch.setattr(history, "read_attempts_alone", read)
+    directory = Mock(exists=True, root=recorded, attempt_ids=list)
+    card = load_card(recorded / "tr11.toml", (), {})
+    uses, seen = UseReader(), snapshot()
+    first = uses.read(card, directory, seen)
+    later = replace(seen, time=seen.time + HOUR / 2)
+    assert (first.node_hours, uses.read(card, directory, later).node_hours) == (2.0, 3.0)
+    assert uses.read(card, directory, later) == UseReader().read(card, directory, later)
+    assert read.call_count == 2, "once for each reader: the past is not read again for each look"
+    read.return_value = (replace(held, ended=NOW, is_running=False),)
+    over = replace(later, jobs=())
+    assert uses.read(card, directory, over).node_hours == 2.0, "its job has ended meanwhile"
+
+
 def test_the_price_is_that_of_the_card_and_left_out_without_one(recorded: Path) -> None:
     from tr11ops.base.observed import Unknown
-    from tr11ops.runcard.card import load_card
     from tr11ops.status.run_use import use_of
 
     lines = ["slurm.gpus_per_node=8", "slurm.workers_per_node=2", "slurm.account=six"]
@@ -229,7 +290,6 @@ def test_list_watch_is_looked_at_again_and_its_options_are_checked(recorded: Pat
     from rich.console import Console
 
     from tr11ops.cli.list_runs import _look_at_all
-    from tr11ops.status.run_use import UseReader
 
     with beside(recorded):
         uses = UseReader()

@@ -722,7 +722,8 @@ def test_the_first_screen_of_a_run_answers_who_has_the_alert_and_why_it_ended() 
     assert unread.alerts_line == "Not known.", "what could not be read is not said to be well"
     told["on_call"] = {"who": ["bo@example.org"]}
     assert shown([alert]) == "1 is open: no one has taken it; bo@example.org is on call."
-    assert shown([alert, {**alert, "owner": "ana"}]) == "2 are open: no one has taken 1 of them."
+    said = "2 are open: no one has taken 1 of them; bo@example.org is on call."
+    assert shown([alert, {**alert, "owner": "ana"}]) == said
     assert shown([{**alert, "acknowledged_by": "ana"}]) == "1 is open: ana has it."
     session, can_act = WebSession("ben", 0.0), view_of(News("k", Path("run")), 0.0)
     for holder, wanted in (
