@@ -296,14 +296,17 @@ class Kill(Record):
         view, before = self.view, self.before
         standing = self.run.read(partial(standing_of_card, self.run.card))
         what = "will save and leave"
+        saves = f"saves first, at about iteration {(view.iteration or 0) + 1}"
         if self.now:
-            what = "will end within seconds"
+            what, saves = "will end within seconds", ""
             if view.lost_iterations != 0:
                 what += ", unsaved"
         elif standing is not None and standing.saves_when_asked is False:
-            what = "will leave after its next checkpoint"
+            what, saves = "will leave after its next checkpoint", "leaves after the next one"
         elif standing is not None and standing.saves_when_asked is None:
-            what = "is asked to save and leave"
+            what, saves = "is asked to save and leave", "it is not known whether it saves one first"
+        if not view.attempts or view.iteration is None:
+            saves = ""
         lines = [*running_lines(view, what), *queued_lines(view, self.run.user)]
         if view.read_error:
             lines.append(_without_scheduler(view, "switch"))
@@ -313,7 +316,7 @@ class Kill(Record):
             else:
                 rest = "; launches are refused until the switch is released"
             lines.append(f"jobs:       nothing of this run is running or queued{rest}")
-        lines += standing_lines(self.run, view)
+        lines += standing_lines(self.run, view, saves)
         if self.now:
             lines.append(f"lost:       {_loss(self.run, view)}")
         elif standing is not None:

@@ -265,8 +265,10 @@ def queued_lines(view: StopView, user: str) -> list[str]:
     return lines
 
 
-def standing_lines(run: StopContext, view: StopView) -> list[str]:
-    """Where the training stands; not where its records may not be read, or are not the run's."""
+def standing_lines(run: StopContext, view: StopView, saves: str = "") -> list[str]:
+    """Where the training stands; not where its records may not be read, or are not the run's. `saves`: whether
+    it saves before it leaves, said where the checkpoint that is on disk now is not the last one.
+    """
     if view.unmounted:
         return [
             f"directory:  {view.unmounted}",
@@ -278,6 +280,8 @@ def standing_lines(run: StopContext, view: StopView) -> list[str]:
     checkpoint = "none yet"
     if view.checkpoint is not None:
         checkpoint = run.card.checkpoint_label(view.checkpoint)
+    if saves:
+        checkpoint = f"{saves}; on disk now: {checkpoint}"
     return [
         f"iteration:  {'none yet' if view.iteration is None else view.iteration}{finished}",
         f"checkpoint: {checkpoint}",
@@ -315,18 +319,19 @@ def hold_queued(run: StopContext, view: StopView, why: str, has_file: bool) -> t
     if result.unrecorded:
         unmarked = _mark_held(run, view, result.done, why)
     for number in result.done:
-        release = f"`{run.command('resume')}` releases it"
+        release = ""  # by what lets all go on, which is said at the end
         if unmarked:
             if run.edge.name == "slurm":
                 free = f"`scontrol release {number}`"
             else:
                 free = "only its scheduler"
-            release = (
-                f"that cannot be recorded ({result.unrecorded}; {unmarked}), so {free} releases it"
-            )
+            release = f"; that cannot be recorded ({result.unrecorded}; {unmarked}), so {free} releases it"
         elif result.unrecorded:
-            release = f"that cannot be recorded ({result.unrecorded}), but its comment says so, and {release}"
-        say(f"held: job {number}; {release}")
+            release = (
+                f"; that cannot be recorded ({result.unrecorded}), but its comment says so, and "
+                f"`{run.command('resume')}` releases it"
+            )
+        say(f"held: job {number}{release}")
     other_hold = "the run's own controller holds it, else each task leaves untrained"
     if not has_file:
         other_hold = "no file keeps it from training: it must be held where it is queued"

@@ -32,7 +32,7 @@ from tr11ops.base.observed import Unknown, known
 from tr11ops.base.shipped import page_lines, page_names, page_title
 from tr11ops.rundir.journal import user_name
 from tr11ops.serve.access import CookieSigner, RateLimit, WebSession, is_known_host
-from tr11ops.serve.acts import AT_ONCE, WebAct, carry_out
+from tr11ops.serve.acts import AT_ONCE, WebAct, carry_out, excluded_now
 from tr11ops.serve.answers import (
     ALERTS_CHANGED,
     WHAT_THEY_DO,
@@ -123,8 +123,10 @@ class Served:
         return kept
 
     def page(self, request: Request, name: str, status: int = 200, **values: Any) -> HTMLResponse:
-        session, cookie = self.session(request), request.cookies.get(COOKIE, "")
-        form = "" if session is None else self.seal.form(cookie)
+        session = self.session(request)
+        form = ""
+        if session is not None:
+            form = self.seal.form(request.cookies.get(COOKIE, ""))
         is_part = request.headers.get("x-part") == "1"
         text = self.pages.render(name, is_part=is_part, session=session, form=form, **values)
         return HTMLResponse(text, status)
@@ -133,7 +135,8 @@ class Served:
     async def runs(self, request: Request) -> Response:
         troubles = {str(root): why for root, why in self.watcher.troubles.items() if why}
         roots = [str(root) for root in self.watcher.roots]
-        sums, views = sums_of(self.watcher.news()), self.views()
+        sums = sums_of(self.watcher.news())
+        views = self.views()
         counts = verdict_counts((view.word, view.exit_code) for view in views)
         return self.page(
             request,
@@ -281,7 +284,8 @@ class Served:
 
     async def act(self, request: Request) -> Response:
         """A form of a run's page: what takes nothing away is done at once, the rest is previewed."""
-        session, cookie = self.session(request), request.cookies.get(COOKIE, "")
+        session = self.session(request)
+        cookie = request.cookies.get(COOKIE, "")
         form = await read_form(request)
         if session is None:
             return self.sign_in(
@@ -300,24 +304,28 @@ class Served:
     async def _acted(
         self, request: Request, news: News, form: dict[str, str], session: WebSession
     ) -> Response:
-        cookie, run = request.cookies.get(COOKIE, ""), news.run
+        cookie = request.cookies.get(COOKIE, "")
+        run = news.run
         names = ("action", "reason", "alert", "length", "nodes", "address", "shown")
         act = WebAct(news.key, who=session.name, **{"action": "", **_given(form, names)})
         try:
             act = replace(act, reason=" ".join(act.reason.split())).checked()
             confirmed = self.seal.is_plan(form.get("plan", ""), cookie, *act.parts)
-            shows, changed = act.action not in AT_ONCE and not confirmed, ""
+            shows = act.action not in AT_ONCE and not confirmed
+            changed = ""
             assert run is not None
             answer = await asyncio.to_thread(carry_out, run, act, shows)
             if answer.has_changed:
-                shows, changed = True, answer.lines[-1]
+                shows = True
+                changed = answer.lines[-1]
                 answer = await asyncio.to_thread(carry_out, run, act, shows)
         except Tr11Error as error:
             return self._said(request, 400, error.sentence, news.key)
         if not shows:
-            return self._outcome(request, news, answer, act)
+            return await self._outcome(request, news, answer, act)
         act = replace(act, shown=answer.plan)
-        plan, view = self.seal.plan(cookie, *act.parts), view_of(news, time.time())
+        plan = self.seal.plan(cookie, *act.parts)
+        view = view_of(news, time.time())
         return self.page(
             request, "preview", run=view, act=act, answer=answer, plan=plan, changed=changed
         )
@@ -327,7 +335,8 @@ class Served:
         of mail follow links.
         """
         token = request.path_params["token"]
-        every, key = self.watcher.news(), self.settings.link_key
+        every = self.watcher.news()
+        key = self.settings.link_key
         try:
             asked = await asyncio.to_thread(answerable_link, token, key, every)
         except LinkRefused as error:
@@ -370,17 +379,23 @@ class Served:
             answer = await asyncio.to_thread(carry_out, asked.news.run, act)
         except Tr11Error as error:
             return self._said(request, 400, error.sentence)
-        return self._outcome(request, asked.news, answer, act)
+        return await self._outcome(request, asked.news, answer, act)
 
-    def _outcome(self, request: Request, news: News, answer: Answer, act: WebAct) -> Response:
+    async def _outcome(self, request: Request, news: News, answer: Answer, act: WebAct) -> Response:
         """That it was done, or why not, and what a person may want next; the pages are to show it
         soon.
         """
         view = view_of(news, time.time())
         self.watcher.look_again(news.key)
-        title, status = ("Done", 200) if answer.exit_code == 0 else ("Not done", 409)
+        title = "Not done"
+        status = 409
+        if answer.exit_code == 0:
+            title = "Done"
+            status = 200
+        assert news.run is not None
+        excluded = await asyncio.to_thread(excluded_now, news.run)
         shown = {"title": title, "lines": answer.lines, "back": f"/run/{news.key}"}
-        return self.page(request, "done", status, run=view, act=act, **shown)
+        return self.page(request, "done", status, run=view, act=act, excluded=excluded, **shown)
 
     def _said(self, request: Request, status: int, why: str, key: str = "") -> Response:
         back = f"/run/{key}" if key else "/"

@@ -48,6 +48,7 @@ LOOKS: Mapping[VerdictWord, tuple[str, str]] = {
     VerdictWord.UNKNOWN: ("?", "warn"),
     VerdictWord.STARTING: ("▲", "calm"),
     VerdictWord.QUEUED: ("…", "calm"),
+    VerdictWord.STOPPING: ("■", "calm"),
     VerdictWord.STOPPED: ("■", "calm"),
     VerdictWord.HEALTHY: ("●", "good"),
     VerdictWord.FINISHED: ("✓", "good"),
@@ -175,11 +176,13 @@ class RunView(Record):
 def view_of(news: News, now: float) -> RunView:
     """What is shown of a run at the moment `now`."""
     told = _standing(news)
-    run, word = table(told.get("run")), word_of(told.get("verdict"))
+    run = table(told.get("run"))
+    word = word_of(told.get("verdict"))
     sign, tone = LOOKS[word]
     code = told.get("exit_code")
     exit_code = code if isinstance(code, int) and code in {0, 1} else 3
-    done, total = number(told.get("iteration")), number(told.get("total_iterations"))
+    done = number(told.get("iteration"))
+    total = number(told.get("total_iterations"))
     age = _age_of_look(news, now)
     nodes = tuple(sorted(_nodes(told), key=_trouble_first))
     on_call = on_call_of(told.get("on_call"))
@@ -343,7 +346,8 @@ def _tiles(told: Mapping[str, Any], now: float) -> Iterator[Tile]:
         copy = told.get(name)
         if isinstance(copy, Mapping):
             yield Tile(name, _number(copy.get("step"), ",.0f"), _age(copy))
-    missing, damaged = number(told.get("copies_missing")), number(told.get("copies_damaged"))
+    missing = number(told.get("copies_missing"))
+    damaged = number(told.get("copies_damaged"))
     if missing or damaged:
         yield Tile("copies", f"{missing or 0:.0f} missing", f"{damaged or 0:.0f} damaged")
     use = told.get("node_use") or told.get("nodes")
@@ -401,7 +405,8 @@ def _finding(entry: Mapping[str, Any], news: News) -> ShownFinding:
 
 
 def _alert(entry: Mapping[str, Any], news: News, on_call: OnCall | None, now: float) -> ShownAlert:
-    since, care = seconds_of(entry.get("since")), care_of(entry)
+    since = seconds_of(entry.get("since"))
+    care = care_of(entry)
     fingerprint = text(entry.get("fingerprint"), 40)
     return ShownAlert(
         fingerprint=fingerprint,
@@ -430,12 +435,17 @@ def _alerts_line(news: News, told: Mapping[str, Any], on_call: OnCall | None, no
 
 
 def _ended_line(told: Mapping[str, Any]) -> str:
-    """How the newest attempt ended, in a sentence; "" while it runs, or where none is on record."""
+    """How the newest attempt ended, in a sentence; "" while it runs, where none is on record, and where a
+    finding of the look quotes it: that is told by its cause.
+    """
     newest = next(iter(rows(told.get("last_attempts"))), {})
+    name = text(newest.get("id"), 40)
     how = text(newest.get("how"))
-    if not how:
+    findings = rows(told.get("findings"))
+    quotes = (text(line) for entry in findings for line in list_of(entry.get("evidence")))
+    if not how or any(line.startswith(name) and line.endswith(f": {how}") for line in quotes):
         return ""
-    return f"Attempt {text(newest.get('id'), 40)}: {how}."
+    return f"Attempt {name}: {how}."
 
 
 def _severity(entry: Mapping[str, Any]) -> str:
@@ -476,8 +486,10 @@ def _listed(told: Mapping[str, Any]) -> Iterator[ShownNode]:
 
 
 def _node(entry: Mapping[str, Any], bad: Container[str]) -> ShownNode:
-    name, state = text(entry.get("node"), 80), "in use"
-    silent, ranks = number(entry.get("silent_seconds")), number(entry.get("ranks"))
+    name = text(entry.get("node"), 80)
+    state = "in use"
+    silent = number(entry.get("silent_seconds"))
+    ranks = number(entry.get("ranks"))
     if name in bad:
         state = "suspect"
     if entry.get("is_slow") is True:

@@ -98,10 +98,13 @@ def answer(
             lesser += ", and the training is slow until then"
     if verdict.word is VerdictWord.FINISHED:
         return SleepAnswer(True, f"{DONE}{lesser}")
-    if verdict.word is VerdictWord.STOPPED:
+    if verdict.word.is_stop:
         needs = tuple(needs_to_go_on(snapshot, findings, NEEDS[STOPPED]))
-        said = [need.text for need in needs if need.kind != SHORT_QUEUE]
-        return SleepAnswer(False, f"It is stopped: {'; '.join(said) or NEEDS[STOPPED]}", needs)
+        said = f"It is {verdict.word}: {NEEDS[STOPPED]}"
+        slow = "; ".join(need.text for need in needs if need.kind == SLOW_NODE)
+        if slow:
+            said += f"; found apart from that: {slow}"
+        return SleepAnswer(False, said, needs)
     return _going_on(snapshot, extra, lesser)
 
 

@@ -60,6 +60,7 @@ _LINES = {
     VerdictWord.QUEUED: "nothing runs now; the next attempt waits for its nodes",
     VerdictWord.STALLED: "an attempt holds its nodes, but the training does not move",
     VerdictWord.DOWN: "nothing trains, and nothing is about to",
+    VerdictWord.STOPPING: "someone stopped it; it saves and leaves",
     VerdictWord.STOPPED: "someone stopped it",
     VerdictWord.FINISHED: "the training is finished",
     VerdictWord.UNKNOWN: "what it is doing could not be seen",

@@ -42,6 +42,7 @@ _WORST_FIRST = (
     VerdictWord.AT_RISK,
     VerdictWord.SLOW,
     VerdictWord.UNKNOWN,
+    VerdictWord.STOPPING,
     VerdictWord.STOPPED,
     VerdictWord.STARTING,
     VerdictWord.QUEUED,
@@ -89,8 +90,9 @@ def alerts_words(cares: Sequence[AlertCare], on_call: OnCall | None, now: float)
     who = "; ".join(dict.fromkeys(care.words(on_call, now) for care in cares))
     if untaken and len(cares) > 1:
         some = "any" if len(untaken) == len(cares) else len(untaken)
-        called = {care.called(on_call) for care in untaken if on_call is not None}
-        who = f"no one has taken {some} of them{called.pop() if len(called) == 1 else ''}"
+        who = f"no one has taken {some} of them"
+        if on_call is not None:
+            who += min((care.called(on_call) for care in untaken), key=len)
     return f"{'is' if len(cares) == 1 else 'are'} open: {who}"
 
 

@@ -82,7 +82,7 @@ def _of_verdict(seen: Assessment, found: Diagnosis) -> RunNow:
         return RunNow(NowState.UNKNOWN, f"How the run stands now cannot be told: {verdict.why}.")
     if verdict.word is VerdictWord.FINISHED:
         return RunNow(NowState.FINISHED, "The training is finished.")
-    if verdict.word is VerdictWord.STOPPED:
+    if verdict.word.is_stop:
         now = RunNow(NowState.STOPPED, said)
         if snapshot.run.is_watched:
             return now
@@ -182,7 +182,7 @@ def commands_now(seen: Assessment) -> tuple[str, ...]:
 
 
 def _commands_of_calm(seen: Assessment) -> tuple[str, ...]:
-    if seen.verdict.word is not VerdictWord.STOPPED:
+    if not seen.verdict.word.is_stop:
         return _commands(slow_by_cause(seen.findings))
     held = [one for one in by_cause(seen.findings) if one.detector == "held"]
     rest = _commands(one for one in held if one.severity > Severity.INFO)

@@ -13,7 +13,7 @@ from tr11ops.base.units import counted
 from trainer.contract.record import Record
 
 if TYPE_CHECKING:
-    from tr11ops.goodput.history import AttemptHistory
+    from tr11ops.goodput.history_values import AttemptHistory
     from tr11ops.observe.snapshot import Snapshot
     from tr11ops.runcard.card import RunCard
     from tr11ops.rundir.paths import RunDirectory
@@ -139,11 +139,13 @@ class UseReader:
         """Of one run, which was looked at just now. Never raises for what cannot be read."""
         from tr11ops.goodput.account import held_micros
 
-        key, running = str(directory.root), tuple(job.job_id for job in snapshot.active_jobs)
+        key = str(directory.root)
+        running = tuple(job.job_id for job in snapshot.active_jobs)
         unread = Unknown("not asked yet")
         made, ran, attempts, joules = self._kept.get(key, (0.0, (), unread, unread))
         if not made or ran != running or time.monotonic() - made > KEPT_SECONDS:
-            attempts, joules = _attempts(directory, snapshot), energy_of(directory, snapshot)
+            attempts = _attempts(directory, snapshot)
+            joules = energy_of(directory, snapshot)
             self._kept[key] = (time.monotonic(), running, attempts, joules)
         if isinstance(attempts, Unknown):
             return use_of(card, None, joules)

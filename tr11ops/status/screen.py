@@ -157,6 +157,7 @@ STYLES = {
     VerdictWord.STARTING: "bold cyan",
     VerdictWord.QUEUED: "bold cyan",
     VerdictWord.AT_RISK: "bold white on red",
+    VerdictWord.STOPPING: "bold yellow",
     VerdictWord.STOPPED: "bold yellow",
     VerdictWord.STALLED: "bold white on red",
     VerdictWord.DOWN: "bold white on red",

@@ -76,6 +76,7 @@ OF_WORD = {
     VerdictWord.QUEUED: State.QUEUED,
     VerdictWord.DOWN: State.DOWN,
     VerdictWord.STALLED: State.STALLED,
+    VerdictWord.STOPPING: State.STOPPED,
     VerdictWord.STOPPED: State.STOPPED,
     VerdictWord.FINISHED: State.FINISHED,
     VerdictWord.UNKNOWN: State.UNKNOWN,
@@ -102,7 +103,7 @@ def _remarks(
         yield Remark(State.UNKNOWN, verdict.why)
     yield from _of_detectors(findings, GRAVE)
     yield from _half_dead(snapshot, findings)
-    if verdict.word in {VerdictWord.STOPPED, VerdictWord.FINISHED}:
+    if verdict.word.is_stop or verdict.word is VerdictWord.FINISHED:
         yield Remark(OF_WORD[verdict.word], verdict.why)
     if isinstance(pause, str) and pause:
         yield Remark(State.PAUSED, f"paused by {pause}: nothing starts before `tr11 resume`")

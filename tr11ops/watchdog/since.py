@@ -54,7 +54,7 @@ def _moments(
     marker = derived.last_marker(snapshot)
     ended = None if marker is None else marker.time
     match verdict.word:
-        case VerdictWord.STOPPED:
+        case VerdictWord.STOPPING | VerdictWord.STOPPED:
             switch = derived.stop_of(snapshot)
             if isinstance(switch, KillSwitch):
                 yield switch.time

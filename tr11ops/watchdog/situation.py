@@ -139,7 +139,7 @@ def condition_of(verdict: Verdict, snapshot: Snapshot) -> RunCondition:
         is_well=verdict.exit_code == 0 and verdict.word is not VerdictWord.STARTING,
         trains=verdict.word in TRAINING,
         is_finished=is_finished,
-        is_stopped=verdict.word is VerdictWord.STOPPED,
+        is_stopped=verdict.word.is_stop,
         resume=derived.command(snapshot, "resume") if waits_for_resume else "",
     )
 

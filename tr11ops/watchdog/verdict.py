@@ -54,9 +54,15 @@ class VerdictWord(StrEnum):
     QUEUED = "queued"
     STALLED = "stalled"
     DOWN = "down"
+    STOPPING = "stopping"  # someone stopped it, and a job still saves, or leaves its nodes
     STOPPED = "stopped"
     FINISHED = "finished"
     UNKNOWN = "unknown"
+
+    @property
+    def is_stop(self) -> bool:
+        """Whether someone has stopped it, whatever still leaves."""
+        return self in {VerdictWord.STOPPING, VerdictWord.STOPPED}
 
 
 EXIT_CODES = {
@@ -133,7 +139,7 @@ def with_what_resumes(
     go on, for nothing does so when their commands have helped.
     """
     critical = [one for one in by_cause(findings) if one.severity is Severity.CRITICAL]
-    if verdict.word is not VerdictWord.STOPPED or snapshot.run.is_watched or not critical:
+    if not verdict.word.is_stop or snapshot.run.is_watched or not critical:
         return findings
     last = critical[-1].fingerprint
     return tuple(
@@ -264,7 +270,7 @@ def _of_active(
         return _leaving(snapshot, job, marker.reason if marker is not None else "no end marker yet")
     if isinstance(snapshot.kill_switch, KillSwitch):
         return Verdict(
-            VerdictWord.STOPPED,
+            VerdictWord.STOPPING,
             f"{_stop(snapshot, snapshot.kill_switch)}; {on} {_leaves(snapshot)}",
         )
     if liveness is None:
@@ -338,7 +344,7 @@ def _leaving(snapshot: Snapshot, job: Job, reason: str) -> Verdict:
     stop = derived.stop_of(snapshot)
     if isinstance(stop, KillSwitch):
         return Verdict(
-            VerdictWord.STOPPED, f"{_stop(snapshot, stop)}; job {job.job_id} is leaving its nodes"
+            VerdictWord.STOPPING, f"{_stop(snapshot, stop)}; job {job.job_id} is leaving its nodes"
         )
     hidden = _hidden_end(snapshot)
     if hidden:
@@ -510,6 +516,11 @@ def _stop(snapshot: Snapshot, stop: KillSwitch) -> str:
     words = f"{what} by {stop.who or 'someone'}"
     if stop.why:
         words += f" ({stop.why})"
+    marker = derived.last_marker(snapshot)
+    if marker is None or marker.time < (stop.time or 0.0):
+        return words
+    if marker.checkpoint_step == marker.iteration:
+        words += f"; it has saved at iteration {marker.iteration}"
     return words
 
 

@@ -234,6 +234,10 @@ def test_open_alerts_are_told_whatever_the_verdict_with_who_has_them() -> None:
                 [{**warning, "owner": "ben"}, warning],
                 "2 alerts are open: no one has taken 1 of them; ana@example.org is on call and was told",
             ),
+            (
+                [warning, {"severity": "info"}],
+                "2 alerts are open: no one has taken any of them; ana@example.org is on call",
+            ),
             ([{**warning, "owner": "ben"}], "1 alert is open: ben has it; on call: ana@"),
         ):
             run = ListedRun(Path("big"), {**told, "verdict": word, "alerts": alerts})

@@ -24,6 +24,7 @@ from tr11ops.api import Answer, Run
 from tr11ops.base import deadline
 from tr11ops.base.errors import PrivateFileError, Refusal, WrongUsage
 from tr11ops.cli.main import execute
+from tr11ops.cli.stopping import way_on
 from tr11ops.rundir.journal import Journal, read_journal, user_name
 from tr11ops.serve import poller
 from tr11ops.serve.access import CookieSigner, RateLimit, WebSession, is_known_host
@@ -172,12 +173,10 @@ def test_a_change_is_previewed_confirmed_and_on_record(site: Site) -> None:
     told = words(done.text)
     assert "ana has asked the run to stop after this task." in told and "paused: " in told
     assert "will " not in told, "of the plan nothing is repeated: it was agreed to"
+    assert "Excluded already: local-node3." in told
     for button in ("exclude", "resume"):
         assert f'name="action" value="{button}"' in done.text, "what makes sense next is offered"
-    assert (
-        'name="reason" maxlength="300" required autocomplete="off" value="a new corpus"'
-        in done.text
-    )
+    assert 'name="reason" maxlength="300" autocomplete="off" value="a new corpus"' in done.text
     entries = read_journal(site.folder / "run" / "journal").entries
     acts = [entry for entry in entries if entry.kind == "served-act"]
     assert [entry.who for entry in acts] == ["ana", "ana"] and acts[1].data["exit_code"] == 0
@@ -193,15 +192,19 @@ def test_an_act_leads_to_the_next_and_where_nothing_is_queued_to_what_is_typed(s
     news = site.watcher.find(site.run)
     assert news is not None and news.run is not None
     slow = {"node": "n07", "iteration": 5, "is_slow": True, "ranks": 1}
-    told = {"verdict": "slow", "run": {}, "node_progress": [slow]}
+    title = "n07 holds the others back"
+    finding = {"detector": "slow-node", "severity": "warning", "title": title}
+    told = {"verdict": "slow", "run": {}, "node_progress": [slow], "findings": [finding]}
     view = view_of(replace(news, document=told, acted=0.0), 0.0)
 
-    def page(action: str, *lines: str, title: str = "Done") -> str:
+    form: dict[str, object] = {"is_part": True, "session": WebSession("ana", 0.0), "form": "f"}
+    first = Pages().render("run", run=view, asks_address=False, **form)
+    assert f'value="{title}"' in first and "required" not in first, "nothing has to be typed"
+
+    def page(action: str, *lines: str, title: str = "Done", excluded: tuple[str, ...] = ()) -> str:
         act = WebAct(site.run, action, "ana", reason="n07 is slow")
-        return Pages().render(
-            "done", run=view, act=act, title=title, lines=("ana did it", *lines), back="/",
-            is_part=True, session=WebSession("ana", 0.0), form="f",
-        )  # fmt: skip
+        shown = {"title": title, "lines": ("ana did it", *lines), "back": "/"}
+        return Pages().render("done", run=view, act=act, excluded=excluded, **shown, **form)
 
     killed, excluded = page("kill"), page("exclude")
     assert 'value="n07"' in killed and 'value="exclude" class="go"' in killed
@@ -210,6 +213,16 @@ def test_an_act_leads_to_the_next_and_where_nothing_is_queued_to_what_is_typed(s
     assert (
         'value="resume" formnovalidate class="go"' in excluded and 'value="n07 is slow"' in excluded
     )
+    run = Mock(**{"command.side_effect": "tr11 {}".format, "launch.return_value": "tr11 launch"})
+    queued = Mock(finished=None, unmounted="", queued=[1], read_error="", unread="")
+    without = page("kill", "held: job 7", way_on(run, queued), excluded=("n07",))
+    assert "Excluded already: n07." in words(without) and "More nodes to leave out" in without
+    assert re.search('name="nodes"[^>]* value=""', without), "the slow one is excluded already"
+    assert 'value="resume" formnovalidate class="go"' in without
+    assert "held: job 7" in without and "tr11 resume" not in without, "its button is there"
+    queued.queued = ()
+    rest = page("kill", way_on(run, queued))
+    assert "then tr11 launch" in rest, "what has no button is said"
     for other in (page("resume"), page("kill", title="Not done"), page("ack")):
         assert "<form" not in other and f'data-from="/run/{site.run}"' in other
     launch = "tr11 launch --array 1-3"
@@ -635,8 +648,9 @@ def test_rates_and_names() -> None:
 def test_an_act_is_one_line_without_options() -> None:
     with pytest.raises(WrongUsage, match="reason"):
         WebAct("k", "pause", "ana", reason="a\nb").checked()
-    with pytest.raises(WrongUsage, match="say why"):
-        WebAct("k", "kill", "ana").checked()
+    assert WebAct("k", "kill", "ana").checked().reason == "", (
+        "as the typed command, it demands none"
+    )
 
 
 # ----------------------------------------------------------------------------- the command
@@ -741,6 +755,35 @@ def test_the_first_screen_of_a_run_answers_who_has_the_alert_and_why_it_ended() 
         assert wanted in words(page) and ("Take it over" in page) == wanted.startswith("Take it")
     view = view_of(News("k", Path("k"), document=told), now)
     assert view.ended_line == "Attempt 7: out of memory." and "kill" in view.stop_command
+
+
+def test_a_cause_is_said_once_on_the_first_screens_of_a_run() -> None:
+    cause = "rank 1 on n13: the program ended by SIGSEGV"
+    title = f"attempt 7 failed: {cause}"
+    ended = {"id": "7", "how": f"no end marker: {cause}"}
+    fault = {
+        "detector": "unfinished-end", "severity": "critical", "title": title, "fingerprint": "aa",
+        "evidence": [f"7, 2 min ago: no end marker: {cause}"], "fix": "tr11 rollback 50",
+    }  # fmt: skip
+    alert = {"fingerprint": "aa", "severity": "critical", "title": title}
+    slow = {"node": "n13", "iteration": 5, "is_slow": True, "ranks": 1}
+    told: dict[str, object] = {
+        "verdict": "down", "why": f"{title}; job 8 waits for a person", "run": {},
+        "last_attempts": [ended], "findings": [fault], "alerts": [alert], "node_progress": [slow],
+        "slow_nodes": {"state": "named", "text": "Slow: n13."},
+    }  # fmt: skip
+
+    def page(**changes: object) -> str:
+        view = view_of(News("k", Path("k"), document={**told, **changes}), 0.0)
+        shown = Pages().render("run", is_part=True, run=view, session=None, form="")
+        return words(re.sub("<details.*?</details>", "", shown, flags=re.S))
+
+    first = page().partition("Nodes now")[0]
+    assert first.count("SIGSEGV") == 1 and "Slow: n13" not in first and "tr11 rollback 50" in first
+    other = page(findings=[{**fault, "title": "the disk is full", "evidence": []}], alerts=[])
+    assert "Last end : Attempt 7: no end marker: rank 1" in other and "The disk is full" in other
+    several = page(alerts=[alert, {**alert, "title": "another"}])
+    assert "Attempt 7 failed" in several.partition("Alerts")[2], "which alert is which"
 
 
 def test_faults_are_told_by_their_cause_with_all_that_is_typed_one_after_another() -> None:

@@ -83,6 +83,18 @@ def test_the_answer(
     assert words in found.text
 
 
+def test_what_is_found_is_not_told_as_what_stopped_it() -> None:
+    slow = Finding("slow-node", Severity.WARNING, "n07 holds the others back", "n07", since=NOW)
+    assert slow.costs_time
+    for word in (VerdictWord.STOPPING, VerdictWord.STOPPED):
+        found = answer(idle(), (slow,), Verdict(word, "the kill switch was set by ana"))
+        assert found.text == (
+            f"It is {word}: nothing trains until it is resumed; "
+            "found apart from that: n07 holds the others back"
+        )
+        assert [need.kind for need in found.needs][:2] == ["node", "resume"], "in this order"
+
+
 def test_a_silent_scheduler_comes_with_a_command() -> None:
     seen = snapshot(jobs=Unknown("squeue did not answer within 12 s"))
     found = answer(seen, (), judge(seen, ()))
@@ -196,6 +208,7 @@ CALM = {
     VerdictWord.STARTING,
     VerdictWord.QUEUED,
     VerdictWord.FINISHED,
+    VerdictWord.STOPPING,
     VerdictWord.STOPPED,
 }
 
@@ -216,6 +229,7 @@ SAID_BESIDE = {
     0: {
         "You may sleep",
         "Nothing is left to train",
+        "It is stopping",
         "It is stopped",
         FIRST,
         UNKNOWN,

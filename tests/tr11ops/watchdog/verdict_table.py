@@ -228,19 +228,19 @@ TABLE: list[tuple[str, Snapshot, VerdictWord, str]] = [
             heartbeats=beats(9.0, "ending"),
             kill_switch=SWITCH,
         ),
-        VerdictWord.STOPPED,
-        "the kill switch was set by ben (new data); job 1000_7 is leaving",
+        VerdictWord.STOPPING,
+        "the kill switch was set by ben (new data); it has saved at iteration 30800; job 1000_7 is leaving",
     ),
     (
         "is being stopped",
         snapshot(kill_switch=SWITCH),
-        VerdictWord.STOPPED,
+        VerdictWord.STOPPING,
         "is saving and leaving",
     ),
     (
         "is being stopped, and cannot be asked to save",
         with_facts(snapshot(kill_switch=SWITCH), standing=CANNOT_BE_ASKED),
-        VerdictWord.STOPPED,
+        VerdictWord.STOPPING,
         "job 1000_7 on 48 nodes leaves after its next checkpoint",
     ),
     (

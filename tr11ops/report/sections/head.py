@@ -23,6 +23,7 @@ VERDICT_CLASSES = {
     VerdictWord.SLOW: "warn",
     VerdictWord.AT_RISK: "bad",
     VerdictWord.QUEUED: "calm",
+    VerdictWord.STOPPING: "warn",
     VerdictWord.STOPPED: "warn",
     VerdictWord.UNKNOWN: "warn",
     VerdictWord.STALLED: "bad",

@@ -88,11 +88,12 @@ function filter() {
   const words = find.value.toLowerCase();
   for (const run of main.querySelectorAll(".run")) run.hidden = !run.dataset.text.includes(words);
 }
-// the reason that was typed last for this run serves for its next act too, as long as the tab is open
+// the reason that was typed last for this run serves for its next act too, as long as the tab is open, and
+// leads what the page itself has filled in
 const reasonOf = `reason ${location.pathname}`;
 function fillReason() {
   const field = main.querySelector("input[name=reason]:not([type=hidden])");
-  if (field && !field.value) field.value = sessionStorage.getItem(reasonOf) ?? "";
+  if (field && field.value === field.defaultValue) field.value = sessionStorage.getItem(reasonOf) || field.value;
 }
 async function load() {
   const place = document.getElementById("details");
