@@ -107,9 +107,15 @@ def requeue(
     if name not in SIGNALS:
         raise WrongUsage(f"--signal {signal_name}: it must be one of {', '.join(SIGNALS)}")
     request = RequeueRequest(
-        command=tuple(command), state=state.absolute(), signal=name, before=before, most=most,
-        progress=progress, finished=finished, to_group=to_group,
-    )  # fmt: skip
+        command=tuple(command),
+        state=state.absolute(),
+        signal=name,
+        before=before,
+        most=most,
+        progress=progress,
+        finished=finished,
+        to_group=to_group,
+    )
     label, number = job_around(os.environ)
     scheduler = _scheduler()
     job = _job(scheduler, label)

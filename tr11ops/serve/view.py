@@ -58,9 +58,21 @@ NOTHING_TO_STOP = frozenset({VerdictWord.DOWN, VerdictWord.FINISHED})
 LOOKING = "Looking again"  # where what was seen no longer counts
 # what stays true of a look that began before the newest act was over
 OUTLASTS_ACTS = {
-    "run", "time", "iteration", "total_iterations", "loss", "grad_norm", "last_step_time", "throughput",
-    "trainer", "seconds_per_iteration", "consumed_tokens", "global_batch_size", "last_checkpoint", "goodput",
-}  # fmt: skip
+    "run",
+    "time",
+    "iteration",
+    "total_iterations",
+    "loss",
+    "grad_norm",
+    "last_step_time",
+    "throughput",
+    "trainer",
+    "seconds_per_iteration",
+    "consumed_tokens",
+    "global_batch_size",
+    "last_checkpoint",
+    "goodput",
+}
 MOST_NODES = 5000  # that are compared; MOST_ROWS of them are shown
 EXCLUSION_WORDS = {"suspect": "suspected", "avoid": "avoided", "exclude": "excluded"}
 

@@ -522,10 +522,16 @@ class Keeper:
         if self.received and self.order is None and not self.wrong and not not_taken:
             return 128 + signal.SIGTERM  # by its agent: another node has failed, or the step ends
         word = last_word(
-            self.settings.dialect, self.course, status, order=self._order_or_wish(status), wrong=self.wrong,
-            came_again=self.files.ended_unexplained_before(), failure=self.workers.first_failure,
-            not_taken=not_taken, nothing_left=nothing_left(self.course, self.taken, self.files.last_total()),
-        )  # fmt: skip
+            self.settings.dialect,
+            self.course,
+            status,
+            order=self._order_or_wish(status),
+            wrong=self.wrong,
+            came_again=self.files.ended_unexplained_before(),
+            failure=self.workers.first_failure,
+            not_taken=not_taken,
+            nothing_left=nothing_left(self.course, self.taken, self.files.last_total()),
+        )
         if word is None:
             self.workers.tell_signal()
             return status
