@@ -452,9 +452,8 @@ def _throughput(
         values = [record.tflops if index == 0 else record.samples_per_second for record in records]
         sound = [value for value in values if math.isfinite(value) and value > 0]
         if sound:
-            current = median(sound)
-            ever = 0.0
+            current, ever = median(sound), None
             if best is not None:
-                ever = best[index]
-            return Throughput(current, max(ever, current) if best is not None else None, unit)
+                ever = max(best[index], current)
+            return Throughput(current, ever, unit)
     return None

@@ -383,7 +383,7 @@ def tasks_of(job: Job) -> int:
 
 
 def _throughput(rate: Throughput, status: Status) -> dict[str, Any]:
-    return {"current": rate.current, "best": rate.best, "percent": rate.percent, "unit": rate.unit}
+    return {**_fields(rate, status), "percent": rate.percent}
 
 
 def _finish(finish: Finish, status: Status) -> dict[str, Any]:
