@@ -137,4 +137,7 @@ def _told(told: Chronicler, event: FaultEvent) -> EventRow:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    try:
+        sys.exit(main(sys.argv[1:]))
+    except KeyboardInterrupt:
+        sys.exit("history: interrupted; its twin is down")

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.plugins.command_server import tr11_command
-from tests.twin.rehearsal_inputs import ends_of, steps_of
+from tests.twin.rehearsal_inputs import attempts_of, ends_of, steps_of
 from tests.waiting import PATIENCE_SECONDS, end_of_file, until
 from tr11ops.cluster.base import Job
 from tr11ops.cluster.slurm import SlurmScheduler
@@ -25,7 +25,7 @@ from trainer.contract.attempt import EndMarker
 from trainer.contract.checkpoint_names import read_latest
 from trainer.contract.manifest import Manifest as CheckpointManifest
 from trainer.contract.manifest import manifest_faults
-from trainer.contract.paths import RunPaths
+from trainer.contract.paths import ATTEMPT_FILE, RunPaths
 
 SHAPE = (
     "slurm.workers_per_node=1", "slurm.gpus_per_node=8", "parallel.tensor=1", "parallel.pipeline=1", "model.layers=2",
@@ -98,9 +98,10 @@ class Operation:
 
     def attempts(self) -> list[str]:
         """Numbers of all attempts that began, in their order."""
-        return sorted(
-            (path.parent.name for path in self.paths.attempts.glob("*/attempt.json")), key=int
-        )
+        return [name for name in attempts_of(self.paths) if self._has_begun(name)]
+
+    def _has_begun(self, attempt: str) -> bool:
+        return (self.paths.attempt(attempt) / ATTEMPT_FILE).exists()
 
     def ends(self) -> list[EndMarker]:
         return ends_of(self.paths)

@@ -5,14 +5,16 @@ directory.
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from tr11ops.observe.files import read_details
 from tr11ops.runcard.card import RunCard, load_card, resolved, shipped_folder
 from trainer.contract.attempt import EndMarker
 from trainer.contract.metrics_record import records
-from trainer.contract.paths import RunPaths
+from trainer.contract.paths import ATTEMPT_FILE, RunPaths
 
 CARD = """
 [run]
@@ -105,3 +107,14 @@ def ends_of(paths: RunPaths) -> list[EndMarker]:
     """All end markers, oldest first."""
     found = [EndMarker.read(path) for path in paths.attempts.glob("*/end.json")]
     return sorted((end for end in found if end is not None), key=lambda end: end.time)
+
+
+def attempts_of(paths: RunPaths) -> list[str]:
+    """Numbers of a run's attempts in the order of their starts, those that have not said when at the
+    end. The numbers do not say it: the last task of an array has the array's own, the lowest.
+    """
+    starts = {
+        path.name: read_details(path / ATTEMPT_FILE).get("start", math.inf)
+        for path in paths.attempts.glob("*")
+    }
+    return sorted(starts, key=lambda name: (starts[name], int(name)))

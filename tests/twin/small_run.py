@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from tests.tr11ops.launch.run_inputs import write_dataset
-from tests.twin.rehearsal_inputs import CARD, steps_of
+from tests.twin.rehearsal_inputs import CARD, attempts_of, steps_of
 from tests.waiting import Found, end_of_file, until
 from tr11ops.cli.main import execute
 from tr11ops.cluster.base import BatchRequest, Job, JobState
@@ -98,8 +98,8 @@ class SmallRun:
         )
 
     def attempts(self) -> list[str]:
-        """Numbers of the attempts that got as far as a folder."""
-        return sorted((path.name for path in self.paths.attempts.glob("*")), key=int)
+        """Numbers of the attempts that got as far as a folder, in the order of their starts."""
+        return attempts_of(self.paths)
 
     def launches(self, attempt: str) -> list[dict[str, Any]]:
         return [
