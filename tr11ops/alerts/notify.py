@@ -102,10 +102,12 @@ def tell(
             alerts[place] = told(parts[name], by_alert.get(name, []), now)
     done = replace(alert_state, alerts=tuple(alerts))
     if only is None:
-        done, digest = table.due_digest(done, backlog)
-        done, finished = table.end_of_training(done)
+        after, due = digest_due(done, policy, now)
+        if due is not None and policy.is_reachable:
+            messages.append(table.digest_message(done, due, backlog))
+        done, finished = table.end_of_training(after)
         done, shift = table.end_of_shift(done)
-        messages += (*digest, *finished, *shift)
+        messages += (*finished, *shift)
     return replace(done, messages=(*done.messages, *messages)), tuple(messages)
 
 
@@ -252,18 +254,6 @@ class _Telling(AlertMails):
         if elapsed(alert.last_sent, self.now) < self.policy.repeat_hours * 3600.0:
             return None
         return MessagePart(alert, "repeated", aware)
-
-    # ------------------------------------------------------------------------- the digest
-    def due_digest(
-        self, alert_state: AlertState, backlog: UndeliveredMessages | None
-    ) -> tuple[AlertState, tuple[Message, ...]]:
-        """The daily summary, once for each day on which anyone looked, also when there is nothing to
-        say.
-        """
-        done, moment = digest_due(alert_state, self.policy, self.now)
-        if moment is None or not self.policy.is_reachable:
-            return done, ()
-        return done, (self.digest_message(alert_state, moment, backlog),)
 
     # ------------------------------------------------------------------------- the end
     def end_of_training(self, alert_state: AlertState) -> tuple[AlertState, tuple[Message, ...]]:

@@ -69,9 +69,8 @@ class Sender(Record):
     @classmethod
     def of(cls, directory: RunDirectory, card: RunCard, now: float, typed: str = "") -> Sender:
         """By the card's rules, from this machine; `typed` is the card as the person named it."""
-        current = Path.cwd()
-        folder = str(current)
-        if is_same_everywhere(Path(typed), card.run.name, directory.paths.root, current):
+        folder = str(Path.cwd())
+        if is_same_everywhere(Path(typed), card.run.name, directory.paths.root):
             folder = ""
         policy = policy_of(card, mark=directory.mark, host=host_name(), folder=folder, typed=typed)
         return cls(directory, card, policy, now)

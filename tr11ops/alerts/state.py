@@ -74,6 +74,9 @@ class Alert(Record):
     `told_as` is the title that people know it by, where it goes on as another fault's without a
     message; else "". `fault` is the finding's class of fault, as last seen. `held_at` is the attempt after which
     nothing went on without a person, as people were told.
+
+    `closes` is for readers, and kept nowhere: when the watchdog closes what is no longer found, where
+    one looks (`ExtraObservations.seen_with`).
     """
 
     fingerprint: str
@@ -123,6 +126,7 @@ class Alert(Record):
     fault: str = ""
     by_itself: str = ""
     held_at: str = ""
+    closes: float | None = None
 
     @property
     def waits_for_person(self) -> bool:
@@ -204,7 +208,14 @@ class Alert(Record):
     @property
     def care(self) -> AlertCare:
         """Who looks after it."""
-        return AlertCare(self.owner, self.acknowledged_by, self.snoozed_until, self.told)
+        return AlertCare(
+            self.owner,
+            self.acknowledged_by,
+            self.snoozed_until,
+            self.told,
+            is_found=not self.clear_looks,
+            closes=self.closes,
+        )
 
     @property
     def holder(self) -> str:
@@ -370,13 +381,16 @@ class OnCall(Record):
 
 class AlertCare(Record):
     """Who looks after an open alert: to whom it was given (`owner`), who took it (`acknowledged_by`),
-    "" for no one; whose mail addresses were `told` of it.
+    "" for no one; whose mail addresses were `told` of it. `is_found`: the last look found its fault;
+    else `closes` is when the watchdog closes it, None where none is known to look.
     """
 
     owner: str = ""
     acknowledged_by: str = ""
     snoozed_until: float | None = None
     told: tuple[str, ...] = ()
+    is_found: bool = True
+    closes: float | None = None
 
     @property
     def holder(self) -> str:
@@ -394,8 +408,16 @@ class AlertCare(Record):
 
     def words(self, on_call: OnCall | None, now: float) -> str:
         """Who has it; where no one has, who is called instead, None for where that is unknown. What
-        every screen says of it.
+        every screen says of it. Of what is no longer found: what becomes of it.
         """
+        if not self.is_found:
+            words = "no longer found"
+            if self.closes is not None:
+                minutes = max(1, math.ceil((self.closes - now) / 60.0))
+                words += f"; the watchdog closes it in about {duration(60.0 * minutes)}"
+            if self.holder:
+                words += f"; {self.holder} has it"
+            return words
         words = f"{self.holder or 'no one'} has {'it' if self.holder else 'taken it'}"
         if self.owner and self.acknowledged_by not in {"", self.owner}:
             words += f", acknowledged by {self.acknowledged_by}"

@@ -12,7 +12,6 @@ from tr11ops.alerts.state import Alert, Incident, OnCall
 from tr11ops.base.observed import Observed, Unknown, known
 from tr11ops.base.units import duration
 from tr11ops.detect.detector import Finding, Severity, by_cause
-from tr11ops.detect.registry import unjudged_detectors
 from tr11ops.goodput.history_values import History
 from tr11ops.goodput.timeline import Bucket
 from tr11ops.observe import derived
@@ -386,7 +385,7 @@ def _attempt_changes(snapshot: Snapshot, since: float, until: float) -> Iterator
 def _open(material: HandoverMaterial) -> Iterator[Happened]:
     snapshot = material.snapshot
     alerts = material.extra.alerts
-    yield from _alerts(snapshot, material.findings, known(alerts, ()), material.extra.on_call)
+    yield from _alerts(snapshot, known(alerts, ()), material.extra.on_call)
     yield from _faults(material.findings, known(alerts, ()), snapshot.time)
     seen = not isinstance(snapshot.jobs, Unknown)
     for hold in standing_holds(snapshot):
@@ -404,29 +403,17 @@ def _open(material: HandoverMaterial) -> Iterator[Happened]:
 
 
 def _alerts(
-    snapshot: Snapshot,
-    findings: Iterable[Finding],
-    alerts: Iterable[Alert],
-    on_call: OnCall | None,
+    snapshot: Snapshot, alerts: Iterable[Alert], on_call: OnCall | None
 ) -> Iterator[Happened]:
-    """The open alerts. One whose fault this very look does not find any more is open until the
-    watchdog has looked.
-    """
-    now = snapshot.time
-    unjudged = unjudged_detectors(snapshot)
-    found = {finding.fingerprint for finding in findings}
+    """The open alerts."""
     for alert in alerts:
-        has = alert.care.words(on_call, now)
-        if not alert.holder:
+        has = alert.care.words(on_call, snapshot.time)
+        if not (alert.holder or alert.clear_looks):
             has += f" (`{derived.command(snapshot, f'alerts ack {alert.fingerprint}')}`)"
         page = ""
         if alert.runbook:
             page = f", runbook {alert.runbook}"
-        gone = not found & set(alert.names) and alert.detector not in unjudged
-        over = ", not found by this look" if gone else ""
-        yield Happened(
-            alert.start, f"{alert.severity.name} alert: {alert.title}{over}; {has}{page}"
-        )
+        yield Happened(alert.start, f"{alert.severity.name} alert: {alert.title}; {has}{page}")
 
 
 def _faults(findings: Iterable[Finding], alerts: Sequence[Alert], now: float) -> Iterator[Happened]:

@@ -158,17 +158,17 @@ def base_of(card: Path, tables: Mapping[str, Any], current: Path) -> PathBase:
     return PathBase(folder, "card")
 
 
-def is_same_everywhere(card: Path, name: str, root: Path, current: Path) -> bool:
-    """Whether `card`, as it was typed in `current`, means the run `name` in `root` in whatever folder a
-    command is typed: its paths begin in its own folder.
+def is_same_everywhere(card: Path, name: str, root: Path) -> bool:
+    """Whether `card`, as it was typed here, means the run `name` in `root` in whatever folder a command
+    is typed: its paths begin in its own folder.
     """
     if not card.is_absolute():
         return False
-    directory = root
+    current, directory = Path.cwd(), root
     if root.is_relative_to(current) and not root.is_relative_to(_folder_of(card, current)):
         directory = root.relative_to(current)
-    run = {"name": name, "directory": str(directory)}
-    return base_of(card, {"run": run}, current).reason == "card"
+    tables = {"run": {"name": name, "directory": str(directory)}}
+    return base_of(card, tables, current).reason == "card"
 
 
 def _folder_of(card: Path, current: Path) -> Path:

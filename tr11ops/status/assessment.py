@@ -135,6 +135,7 @@ def assess(
     extra = look_beside(snapshot)
     speed = speed_of(snapshot, known(extra.best, None))
     verdict = judge(snapshot, findings, None if speed is None else speed.throughput)
+    extra = extra.seen_with(snapshot, findings, verdict)
     findings = with_what_resumes(snapshot, with_severity_of(verdict, findings), verdict)
     return Assessment(snapshot, findings, verdict, extra)
 

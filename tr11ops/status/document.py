@@ -525,6 +525,8 @@ def _alert(alert: Alert, status: Status) -> dict[str, Any]:
         "acknowledged_by": alert.acknowledged_by or None,
         "snoozed_until": iso_time(alert.snoozed_until),
         "told": list(alert.told),
+        "found": not alert.clear_looks,
+        "closes": iso_time(alert.closes),
         "runbook": alert.runbook or None,
         "watchdog": alert.watchdog or None,
     }

@@ -11,6 +11,8 @@ from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, ClassVar
 
+from msgspec.structs import replace
+
 from tr11ops.base.observed import (
     Observed,
     Unknown,
@@ -19,6 +21,7 @@ from tr11ops.base.observed import (
     observed_fields,
     unknown_fields,
 )
+from tr11ops.detect.detector import STANDS_STILL, Finding, merged
 from tr11ops.detect.nodes_left import (
     excluded_nodes,
     held_nodes,
@@ -27,8 +30,11 @@ from tr11ops.detect.nodes_left import (
     training_count,
     unusable_nodes,
 )
+from tr11ops.detect.registry import unjudged_detectors
+from tr11ops.detect.watch import WATCHDOG, watchdog_fault
 from tr11ops.observe.snapshot import Snapshot
 from tr11ops.rundir.paths import RunDirectory
+from tr11ops.watchdog.verdict import Verdict, seen_something
 from trainer.contract.metrics_record import parse_record
 from trainer.contract.paths import RunPaths
 from trainer.contract.record import Record
@@ -180,6 +186,38 @@ class ExtraObservations(Record):
     def unknowns(self) -> tuple[str, ...]:
         """What could not be observed, as `what: why`."""
         return tuple(unknown_fields(self))
+
+    def seen_with(
+        self, snapshot: Snapshot, findings: tuple[Finding, ...], verdict: Verdict
+    ) -> ExtraObservations:
+        """With the open alerts as a look sees them that has found this, and changes none: in its words; of
+        what it no longer finds, when the watchdog closes it.
+        """
+        if isinstance(self.alerts, Unknown) or not seen_something(snapshot, verdict):
+            return self
+        found = {finding.fingerprint: finding for finding in merged(findings)}
+        unjudged = unjudged_detectors(snapshot)
+        # a standstill may go on under another name: a stall that hangs, a loss that ended the job
+        if STANDS_STILL & {finding.detector for finding in findings}:
+            unjudged |= STANDS_STILL
+        jobs = known(snapshot.operation.periodic_jobs, ())
+        watchdog = None
+        if not watchdog_fault(jobs, snapshot.time):
+            watchdog = next(job for job in jobs if job.name == WATCHDOG)
+
+        def now(alert: Alert) -> Alert:
+            finding = found.get(alert.fingerprint)
+            if finding is not None and finding.severity >= alert.severity:
+                return replace(alert, title=finding.title, clear_looks=0)
+            if alert.detector in unjudged or not found.keys().isdisjoint(alert.names):
+                return alert
+            gone = replace(alert, clear_looks=alert.clear_looks + 1)
+            if watchdog is None:
+                return gone
+            looks = snapshot.run.alerts.resolve_after - gone.clear_looks
+            return replace(gone, closes=watchdog.next_due + looks * watchdog.interval_seconds)
+
+        return replace(self, alerts=tuple(map(now, self.alerts)))
 
 
 EXTRA_NAMES = frozenset(observed_fields(ExtraObservations).values())

@@ -271,6 +271,8 @@ def care_of(alert: Mapping[str, Any]) -> AlertCare:
         text(alert.get("acknowledged_by"), 60),
         seconds_of(alert.get("snoozed_until")),
         tuple(text(name, 60) for name in list_of(alert.get("told"))[:MOST_ROWS]),
+        is_found=alert.get("found") is not False,
+        closes=seconds_of(alert.get("closes")),
     )
 
 

@@ -86,7 +86,7 @@ def unwatched(word: VerdictWord, fault: object) -> str:
 
 def alerts_words(cares: Sequence[AlertCare], on_call: OnCall | None, now: float) -> str:
     """Who has the open alerts, and who was told of those that no one has, to follow their number."""
-    untaken = [care for care in cares if not care.holder]
+    untaken = [care for care in cares if care.is_found and not care.holder]
     who = "; ".join(dict.fromkeys(care.words(on_call, now) for care in cares))
     if untaken and len(cares) > 1:
         some = "any" if len(untaken) == len(cares) else len(untaken)

@@ -528,7 +528,7 @@ def _open_alerts(status: Status) -> Iterator[Row]:
         return
     for index, alert in enumerate(seen[:ALERTS_SHOWN]):
         who = alert.care.words(status.on_call, status.time)
-        if not alert.holder:
+        if not (alert.holder or alert.clear_looks):
             who += f": {status.command(f'alerts ack {alert.fingerprint}')}"
         style = "red" if alert.severity is Severity.CRITICAL else "yellow"
         told = f" ({duration(status.age(alert.start))}); {who}"

@@ -206,7 +206,9 @@ def _alert_row(alert: Alert, status: Status) -> TopRow:
     """What an alert is; in full with who has it, what the watchdog does, and what is to be typed."""
     length, care = duration(status.age(alert.start)), alert.care
     who = shortened(care.holder, WHO_WIDTH) or "no one"
-    if care.snooze_left(status.time):
+    if not care.is_found:
+        who = "no longer found"
+    elif care.snooze_left(status.time):
         who += ", snoozed"
     typed = f"type {alert.fix}" if alert.fix else ""
     said = (alert.title, care.words(status.on_call, status.time), alert.watchdog, typed)

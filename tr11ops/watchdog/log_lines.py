@@ -14,7 +14,7 @@ from datetime import datetime, timedelta, tzinfo
 from enum import StrEnum
 
 from tr11ops.base.invocation import for_card
-from tr11ops.base.observed import Observed, Unknown, known
+from tr11ops.base.observed import Observed, Unknown
 from tr11ops.base.units import plain
 from tr11ops.cluster.arrays import nodes_text
 from tr11ops.cluster.base import Job, JobState
@@ -256,11 +256,3 @@ def _elapsed(seconds: float) -> str:
 
 def _stamp(time: float, zone: tzinfo | None) -> datetime:
     return datetime.fromtimestamp(time, zone)
-
-
-def seen_something(snapshot: Snapshot, verdict: Verdict) -> bool:
-    """Whether this look is worth a sign of life to the outside: the run was really observed."""
-    return verdict.word is not VerdictWord.UNKNOWN and (
-        not isinstance(snapshot.jobs, Unknown)
-        or bool(known(snapshot.heartbeats, ()) or known(snapshot.steps, ()))
-    )

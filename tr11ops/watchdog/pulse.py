@@ -43,7 +43,6 @@ from tr11ops.watchdog.log_lines import (
     State,
     lines,
     remarks,
-    seen_something,
     state_of,
     without_told_alert,
 )
@@ -52,7 +51,7 @@ from tr11ops.watchdog.repairs import note_out_of_service, out_of_service
 from tr11ops.watchdog.rules import progress
 from tr11ops.watchdog.since import held_verdict
 from tr11ops.watchdog.stacks import hanging_jobs, take_missing_stacks
-from tr11ops.watchdog.verdict import Verdict, judge, with_what_resumes
+from tr11ops.watchdog.verdict import Verdict, judge, seen_something, with_what_resumes
 from trainer.contract.files import append_line, refresh
 from trainer.contract.lease import KEPT_CLAIMS, LeaseClaim, LeaseFolder
 from trainer.contract.paths import RunPaths

@@ -10,7 +10,7 @@ from enum import StrEnum
 
 from msgspec.structs import replace
 
-from tr11ops.base.observed import Unknown
+from tr11ops.base.observed import Unknown, known
 from tr11ops.base.units import counted, duration
 from tr11ops.cluster.base import Job, JobState
 from tr11ops.cluster.pending_reasons import Cause, JobReason, Wait, reason_of_job
@@ -495,6 +495,14 @@ def _of_nothing(snapshot: Snapshot) -> Verdict:
     if marker is not None and is_newest and marker.reason not in BAD_REASONS:
         last = f"; the last exit record says {marker.reason} {marker.place}"
     return Verdict(VerdictWord.DOWN, f"nothing runs and nothing is queued{last}")
+
+
+def seen_something(snapshot: Snapshot, verdict: Verdict) -> bool:
+    """Whether this look is worth a sign of life to the outside: the run was really observed."""
+    return verdict.word is not VerdictWord.UNKNOWN and (
+        not isinstance(snapshot.jobs, Unknown)
+        or bool(known(snapshot.heartbeats, ()) or known(snapshot.steps, ()))
+    )
 
 
 def _hidden_end(snapshot: Snapshot) -> str:

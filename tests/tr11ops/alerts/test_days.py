@@ -95,7 +95,7 @@ def test_a_shift_that_runs_out_is_told_once_with_what_is_open(
     assert said["Subject"].startswith(f"[ON CALL] small: {ANA} until ")
     assert f"On call now: {ANA} until" in words and "was over at 2022-05-02 13:00 UTC" in words
     assert f"The shift that {dan} took is over" in words
-    assert f"stalled it is since 2022-05-02 12:01 UTC (59 min); acknowledged by {dan}" in words
+    assert f"stalled it is since 2022-05-02 12:01 UTC (59 min); {dan} has it" in words
     [entry] = desk.journal("shift-ended")
     assert entry.who == "tr11" and entry.data["before"] == [dan]
     assert entry.data["on_call"] == [ANA]

@@ -223,6 +223,15 @@ def test_refusals_are_one_line(
     assert len(answer.err.splitlines()) == 1
 
 
+def test_what_the_last_look_no_longer_found_is_told_as_that(
+    alerts: Type, look: Callable[..., None]
+) -> None:
+    look(*TWO)
+    look(TWO[0])
+    listed = " ".join(alerts("list").out.split())
+    assert listed.count("no one has taken it") == 1 and listed.count("no longer found") == 1
+
+
 def test_one_wrong_fingerprint_changes_nothing(alerts: Type, look: Callable[..., None]) -> None:
     look(*TWO)
     answer = alerts("ack", names(alerts)["stalled"], "zzzz")

@@ -740,6 +740,9 @@ def test_the_first_screen_of_a_run_answers_who_has_the_alert_and_why_it_ended() 
     said = "2 are open: no one has taken 1 of them; bo@example.org is on call."
     assert shown([alert, {**alert, "owner": "ana"}]) == said
     assert shown([{**alert, "acknowledged_by": "ana"}]) == "1 is open: ana has it."
+    gone = {**alert, "found": False, "closes": "2022-05-01T12:04:00Z"}
+    fate = "no longer found; the watchdog closes it in about 4 min"
+    assert shown([gone]) == f"1 is open: {fate}." and shown([gone] * 2) == f"2 are open: {fate}."
     session, can_act = WebSession("ben", 0.0), view_of(News("k", Path("run")), 0.0)
     for holder, wanted in (
         ("", "Acknowledge"),

@@ -27,7 +27,7 @@ from tr11ops.alerts.service import AlertInput, process
 from tr11ops.alerts.state import OnCall
 from tr11ops.base.observed import Unknown, known
 from tr11ops.cluster.base import JobState, Node
-from tr11ops.detect.detector import Severity
+from tr11ops.detect.detector import Finding, Severity
 from tr11ops.detect.node_progress import NodePace, NodeProgress, SlowNodes
 from tr11ops.detect.nodes_left import spare_nodes
 from tr11ops.observe.observations import Copied, CopyStatus, LaunchEnd
@@ -60,7 +60,7 @@ from tr11ops.status.screen import (
     node_rows,
     periodic_rows,
 )
-from tr11ops.watchdog.verdict import VerdictWord
+from tr11ops.watchdog.verdict import Verdict, VerdictWord
 
 
 def shown(seen: Snapshot, around: ExtraObservations = ExtraObservations()) -> Status:  # noqa: B008  frozen
@@ -382,6 +382,44 @@ def test_who_has_an_alert_is_said_alike_of_an_alert_and_of_a_document() -> None:
         extra = ExtraObservations((told,), on_call=on_call)
         [kept] = shown(snapshot(), extra).document()["alerts"]
         assert care_of(kept).words(on_call, NOW) == said
+
+
+def test_an_alert_whose_fault_is_gone_says_when_it_closes() -> None:
+    """Beside a run that is well it stood as if someone had to take it."""
+    seen = snapshot(periodic_jobs=(cron_job(),))
+    gone = alert("slow-node", severity=Severity.WARNING)
+    closes = "no longer found; the watchdog closes it in about "
+    unwatched = "no longer found"
+    for given, look_at, words in (
+        (gone, seen, f"{closes}1 h 50 min"),
+        (replace(gone, clear_looks=1), seen, f"{closes}50 min"),
+        (replace(gone, owner="eva"), seen, f"{closes}1 h 50 min; eva has it"),
+        (alert("down"), snapshot(jobs=(), periodic_jobs=(cron_job(),)), f"{closes}1 h 50 min"),
+        (gone, snapshot(periodic_jobs=()), unwatched),
+        (gone, snapshot(heartbeats=Unknown("unreadable")), "no one has taken it"),
+        (replace(gone, clear_looks=1), snapshot(jobs=Unknown("away"), periodic_jobs=()), unwatched),
+    ):
+        extra = ExtraObservations((given,)).seen_with(look_at, (), HEALTHY)
+        [now] = known(extra.alerts, ())
+        assert now.care.words(None, NOW) == words
+        assert now.is_open, "a reader closes nothing"
+        [kept] = shown(look_at, extra).document()["alerts"]
+        assert care_of(kept).words(None, NOW) == words
+        [(_, text, _)] = alert_rows(shown(look_at, extra))
+        assert ("tr11 alerts ack" in text) == (words == "no one has taken it")
+    remark = Finding("slow-node", Severity.INFO, "n01 holds the others back a little")
+    for found, verdict in (((remark,), HEALTHY), ((), Verdict(VerdictWord.UNKNOWN, "?"))):
+        extra = ExtraObservations((gone,)).seen_with(seen, found, verdict)
+        assert known(extra.alerts, ())[0].care.is_found
+
+
+def test_an_open_alert_is_told_in_the_words_of_this_look() -> None:
+    """The watchdog's last look was before the next task began, and its words were told for five minutes."""
+    before = alert("chain-end", severity=Severity.WARNING, title="one more task is queued")
+    now = Finding("chain-end", Severity.WARNING, "the last task of the queue is running", "1000")
+    extra = ExtraObservations((before,)).seen_with(snapshot(), (now,), HEALTHY)
+    [seen] = known(extra.alerts, ())
+    assert seen.title == now.title and seen.care.is_found and seen.start == before.start
 
 
 def test_who_is_on_call_has_a_row_where_the_card_names_someone() -> None:

@@ -31,11 +31,10 @@ from tr11ops.watchdog.log_lines import (
     lines,
     prefix,
     remarks,
-    seen_something,
     state_of,
     without_told_alert,
 )
-from tr11ops.watchdog.verdict import judge
+from tr11ops.watchdog.verdict import judge, seen_something
 
 AT = "[2022-05-01 12:00:00] PULSE:"
 NAME = "tr11-176B-ml"

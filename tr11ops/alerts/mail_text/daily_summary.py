@@ -115,7 +115,10 @@ class RunMails(Record):
                 f"{alert.severity.name:8s} {alert.fingerprint}  {alert.title}", "", "  "
             )
             lasted = duration(self.now - alert.start)
-            yield from wrapped(f"since {self.moment(alert.start)} ({lasted}); {care(alert)}", "  ")
+            yield from wrapped(
+                f"since {self.moment(alert.start)} ({lasted}); {alert.care.words(None, self.now)}",
+                "  ",
+            )
 
     def _left_out(self, since: float) -> Iterator[str]:
         """The nodes that tr11 has excluded since then: a fault that ended by itself is no alert, and
@@ -234,15 +237,3 @@ def _spell(spell: Spell) -> str:
     if spell.useful is not None:
         parts.append(f"goodput {100 * spell.useful:.0f} % of {node_time(spell.held_hours)}")
     return ", ".join(parts)
-
-
-def care(alert: Alert) -> str:
-    """Who looks after an alert, in a few words."""
-    parts = []
-    if alert.owner:
-        parts.append(f"assigned to {alert.owner}")
-    if alert.is_acknowledged:
-        parts.append(f"acknowledged by {alert.acknowledged_by}")
-    if alert.snoozed_until is not None:
-        parts.append(f"snoozed by {alert.snoozed_by}")
-    return ", ".join(parts) or "no one has taken it"
