@@ -299,6 +299,23 @@ def shows_unicode(environment: Mapping[str, str], encoding: str | None) -> bool:
 
 
 WIDTH = 78  # of a line of prose, in a mail and in a terminal
+# a word of a command, with what it has in quotes
+_TYPED_WORD = re.compile(r"""(?:'[^']*'|"(?:\\.|[^"\\])*"|[^\s'"])+""")
+
+
+def command_lines(command: str, width: int) -> list[str]:
+    """A command in lines that can be copied as they are: broken between words alone, and never inside
+    quotes, with a backslash behind each but the last. A longer word is whole.
+    """
+    line, *words = _TYPED_WORD.findall(command)
+    lines = []
+    for word in words:
+        if len(f"{line} {word} \\") > width:
+            lines.append(f"{line} \\")
+            line = f"  {word}"
+        else:
+            line += f" {word}"
+    return [*lines, line]
 
 
 def wrapped(

@@ -333,7 +333,10 @@ def list_alerts(
     )
     if isinstance(state, Unknown):
         raise Refusal(f"the alerts cannot be read: {state.why}", exit_code=3)
-    found, past = state.open_alerts, state.incidents() if everything else ()
+    found = state.open_alerts
+    past: Sequence[Incident] = ()
+    if everything:
+        past = state.incidents()
     over = tuple(incident for incident in past if incident.resolved is not None)
     on_call = sender_of(context).policy.on_call(state.shift, time.time())
     queue = None
@@ -493,7 +496,9 @@ def digest(
         text = f"no digest is due: {why} (--again sends one)"
     else:
         sent = {"subject": message.subject, "to": list(message.to)}
-        fate = "queued, and sent later" if notes else "sent"
+        fate = "sent"
+        if notes:
+            fate = "queued, and sent later"
         text = f"{message.subject}: {fate} to {', '.join(message.to) or 'the URLs'}"
     return Outcome(
         {"schema": SCHEMA, "sent": sent, "notes": list(notes)},

@@ -345,7 +345,9 @@ def _send(context: RunContext, job: LaunchJob, view: LaunchView, main: RunCard |
     if main is not None:
         keep_card(job, main)
     numbers = ", ".join(str(record.job_id) for record in records)
-    name = "job" if len(records) == 1 else "jobs"
+    name = "jobs"
+    if len(records) == 1:
+        name = "job"
     look = command_for(context.run or "", "status")
     return Outcome(
         {**launch_value(again, records, False), **_differences(main, job)},

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+from msgspec.structs import replace
 
 from tr11ops.base import deadline
 from tr11ops.base.deadline import late_words
@@ -88,19 +89,15 @@ def runs_here(context: RunContext, words: str, seconds: float | None = None) -> 
     typed in a folder of runs; None where no run was launched below, or where a document of one run is
     asked for. `seconds`: between two looks, None for one look.
     """
-    here = Path()
     if context.as_json or context.overrides:
         return None
-    nearest = partial(next, run_directories(here, DEEPEST_NAMED), None)
-    if not known(in_time(partial(observed, nearest)), None):
+    nearest = partial(next, run_directories(Path(), DEEPEST_NAMED), None)
+    found = known(in_time(partial(observed, nearest)), None)
+    if found is None:
         return None
-    look = partial(_look_at_all, [here], context.scheduler, UseReader())
-    if seconds is not None:
-        return look_again(look, seconds, as_json=False)
-    seen = look()
-    first = seen.found.runs[0].directory.absolute()
-    notes = [f"one of them: {command_for(str(first), words)}"]
-    return Outcome(lines=seen.lines(), notes=notes, exit_code=seen.exit_code)
+    shown = list_runs(context, watch=seconds is not None, every=seconds)
+    one = command_for(str(found.absolute()), words)
+    return replace(shown, notes=[f"one of them: {one}"])
 
 
 class ListFrame(Record):

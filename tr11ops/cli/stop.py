@@ -81,7 +81,9 @@ def pause(context: Annotated[RunContext, SCHEDULER, JSON, YES, DRY_RUN, REASON])
     else:
         before = run.read(lambda: read_request(run.directory.paths.pause, "pause"))
     plan = Pause(run, view, before, context.reason)
-    question = "Pause the run after this task?" if before is None else ""
+    question = ""
+    if before is None:
+        question = "Pause the run after this task?"
     refusal = None
     if view.unmounted and view.is_idle:
         refusal = Unobserved(f"nothing was paused: {view.unmounted}")

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import textwrap
 from collections.abc import Iterator, Mapping
 from datetime import datetime
 
 from tr11ops.alerts.state import AlertCare
-from tr11ops.base.units import counted, duration
+from tr11ops.base.units import counted, duration, wrapped
 from tr11ops.cluster.arrays import compress
 from tr11ops.status.run_list import (
     ListedRun,
@@ -20,7 +19,6 @@ from tr11ops.status.run_list import (
 from tr11ops.status.run_use import RunUse
 from tr11ops.watchdog.verdict import VerdictWord
 
-WIDTH = 78
 TITLES = f"{'verdict':<10} {'iteration':>15} {'loss':>8} {'left':>11}  run"
 
 
@@ -43,14 +41,9 @@ def list_lines(shown: RunList, now: float) -> Iterator[str]:
 
 
 def _wrapped(text: str, first: str, further: str) -> list[str]:
-    return textwrap.wrap(
-        text,
-        WIDTH,
-        initial_indent=first,
-        subsequent_indent=further,
-        break_on_hyphens=False,
-        break_long_words=False,
-    )
+    if not text:
+        return []
+    return wrapped(text, first, further)
 
 
 def _summary(shown: RunList) -> str:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from operator import attrgetter
 from typing import TYPE_CHECKING
 
-from tr11ops.base.units import capitalized, counted, duration, plain, timestamp
+from tr11ops.base.units import capitalized, command_lines, counted, duration, plain, timestamp
 from tr11ops.detect.detector import Severity
 from tr11ops.observe.observations import CopyStatus
 from tr11ops.rundir.disk_usage import KINDS, Kind
@@ -209,7 +209,7 @@ def render(status: Status, screen: Screen) -> RenderableType:
     top = _height(head, screen.width) + _height(words, screen.width)
 
     def lines(row: Row) -> int:
-        return max(1, _height(line(_cut(row), screen), screen.content_width))
+        return max(1, _height(_words_of(row, screen), screen.content_width))
 
     if screen.height is None:
         room = None
@@ -260,16 +260,23 @@ def table_of(given: Iterable[Row], screen: Screen) -> Table:
     body.add_column(width=LABEL_WIDTH, no_wrap=True)
     body.add_column(overflow="fold", width=screen.content_width)
     for row in given:
-        body.add_row(line(row[0], screen, "dim"), line(_cut(row), screen, row[2]))
+        body.add_row(line(row[0], screen, "dim"), _words_of(row, screen))
     return body
 
 
-def _cut(row: Row) -> str:
-    """A row's words, of which a rank may have written hundreds; a command stays whole."""
+def _words_of(row: Row, screen: Screen) -> Text:
+    """A row's words, of which a rank may have written hundreds; a command stays whole, and can be
+    copied.
+    """
+    from rich.text import Text
+
     _, words, style = row
-    if style == "bold":
-        return words
-    return shortened(words, LONGEST)
+    if style != "bold":
+        return line(shortened(words, LONGEST), screen, style)
+    parts = [words]
+    if words.startswith("tr11 "):
+        parts = command_lines(words, screen.content_width)
+    return Text("\n").join(line(part, screen, style) for part in parts)
 
 
 def heading(word: str, style: str, name: str, time: float, screen: Screen) -> Text:

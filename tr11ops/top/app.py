@@ -30,6 +30,7 @@ from tr11ops.top.commands import (
     REASON,
     exclusion,
     keys_of,
+    reason_now,
     told_next,
     words_of,
 )
@@ -51,7 +52,7 @@ from trainer.contract.state_file import tail_lines
 LOG_BYTES = 64 << 10
 PAGE_MARGIN = 1  # characters beside a text: the scroll bar
 DRAW_SECONDS = 0.5  # between two drawings while a round of looks goes on
-EXCLUDED = "why is {} to be excluded? The journal keeps it. Enter: the plan, Esc: back."
+WHY = "why is {}? The journal keeps it. Enter: the plan, Esc: back."
 NO_NODE = "No node is known to be slow or accused: go to a node (Enter) to exclude it."
 NOTHING_BELOW = "Nothing is below this line: attempts that run have nodes, and nodes have ranks."
 NOT_QUEUED = "Nothing stands in its way, and nothing is queued:\n\n"
@@ -66,7 +67,7 @@ l      the end of the run's log
 d      what ended it (tr11 diagnose)
 a      its alerts; there: a take it, A take all, s snooze it for 2 h,
        t take the shift, Enter its runbook page
-k      save and stop it (tr11 kill): its plan first, nothing at once
+k      save and stop it (tr11 kill): the reason and its plan first
 u      let it go on (tr11 resume; where nothing is queued, tr11 launch)
 x      keep it off a node (tr11 nodes exclude): the node of the line, of a
        run the slow or accused one; it asks for the reason
@@ -126,8 +127,8 @@ class TopApp(App[None]):  # type: ignore[misc]  # textual may be absent
 
     CSS = """
     #head { height: 1; background: $primary; color: $text; }
-    #why { height: auto; min-height: 2; max-height: 4; }
-    #more { height: auto; min-height: 4; max-height: 9; padding: 0 1; background: $boost; }
+    #why { height: auto; min-height: 2; max-height: 7; }
+    #more { height: auto; min-height: 4; max-height: 11; padding: 0 1; background: $boost; }
     Input { display: none; height: 1; border: none; }
     DataTable { height: 1fr; }
     """
@@ -164,6 +165,7 @@ class TopApp(App[None]):  # type: ignore[misc]  # textual may be absent
         self._drawn = 0.0
         self._round, self._is_looking = "looking ...", False
         self._waits_for = ""
+        self._who = ""  # who has taken the shift here, "" for the user of this process
 
     # ------------------------------------------------------------------------- the frame
     def compose(self) -> ComposeResult:
@@ -388,21 +390,37 @@ class TopApp(App[None]):  # type: ignore[misc]  # textual may be absent
             self._ask(f"Who takes the shift? No mail reaches {user_name()}; the card has: {known}")
 
     def _take_shift(self, key: str, address: str) -> None:
+        self._who = address
         self._preview(["alerts", "take-shift", "--as", address], key=key)
 
     def action_kill(self) -> None:
-        self._preview(["kill"])
+        self._ask_why("to be stopped", partial(self._preview, ["kill"]))
 
     def action_resume(self) -> None:
         """Take away what stands in its way; where nothing does and nothing is queued, launch it."""
-        self._beside("tr11 resume", self._way_on)
+        self._ask_why("to go on", self._resume)
 
-    def _way_on(self, run: api.Run) -> TextScreen:
-        screen = self._plan(run, ["resume"])
+    def _resume(self, reason: str, key: str) -> None:
+        self._beside("tr11 resume", partial(self._way_on, reason=reason), key)
+
+    def _ask_why(self, what: str, work: Callable[..., None]) -> None:
+        """Ask for the reason of an act on the run of the line; what its look says of it stands there."""
+        key = self._target()
+        run = self._looks.get(key)
+        if run is None or self._waits_for:
+            return
+        why = ""
+        if run.look is not None:
+            why = reason_now(run.look)
+        self._asked = partial(work, key=key)
+        self._ask(f"{run.name}: {WHY.format(f'it {what}')}", why)
+
+    def _way_on(self, run: api.Run, reason: str) -> TextScreen:
+        screen = self._plan(run, ["resume"], reason)
         if screen.apply is None:
             for line in told_next(run)[:1]:
                 if words_of(line)[:1] == ["launch"]:
-                    return self._plan(run, words_of(line), before=NOT_QUEUED)
+                    return self._plan(run, words_of(line), reason, before=NOT_QUEUED)
         return screen
 
     def action_exclude(self) -> None:
@@ -412,7 +430,7 @@ class TopApp(App[None]):  # type: ignore[misc]  # textual may be absent
             words, why = exclusion(run.look, self._node())
             if words:
                 self._asked = partial(self._preview, words, key=run.key)
-                self._ask(f"{run.name}: {EXCLUDED.format(words[2])}", why)
+                self._ask(f"{run.name}: {WHY.format(f'{words[2]} to be excluded')}", why)
                 return
         self.query_one("#why", Static).update(NO_NODE)
 
@@ -420,7 +438,9 @@ class TopApp(App[None]):  # type: ignore[misc]  # textual may be absent
         """The node that the line with the cursor is, or is of; "" for none."""
         if len(self._path) == 2:
             return self._chosen().key
-        return self._path[2] if len(self._path) > 2 else ""
+        if len(self._path) > 2:
+            return self._path[2]
+        return ""
 
     def _preview(self, words: list[str], reason: str = REASON, key: str = "") -> None:
         """The command's own plan; its keys type the command."""
@@ -430,7 +450,8 @@ class TopApp(App[None]):  # type: ignore[misc]  # textual may be absent
     def _plan(
         self, run: api.Run, words: list[str], reason: str = REASON, before: str = ""
     ) -> TextScreen:
-        name, plan = name_of(run), run.command(words, reason, dry_run=True, as_text=True)
+        name = name_of(run)
+        plan = run.command(words, reason, dry_run=True, who=self._who, as_text=True)
         lines = (line for line in plan.lines if not line.endswith("(--dry-run)"))
         head = f"{before}{name}: tr11 {' '.join(words)}, because: {reason}"
         text = "\n".join((head, "", *lines, ""))
@@ -447,14 +468,18 @@ class TopApp(App[None]):  # type: ignore[misc]  # textual may be absent
 
         def work(target: api.Run) -> TextScreen:
             asks = words[0] != "alerts"
-            answer = target.command(words, reason, asks=asks, plan=mark, as_text=True)
+            answer = target.command(
+                words, reason, asks=asks, plan=mark, who=self._who, as_text=True
+            )
             self.call_from_thread(self.action_look)  # what has become of it
             if answer.has_changed:
                 changed = f"{PLAN_CHANGED[0].upper()}{PLAN_CHANGED[1:]}.\n\n"
                 return self._plan(target, words, reason, changed)
-            lines = told_next(target) if words[0] in GO_ON else ()
+            lines: tuple[str, ...] = ()
+            if words[0] in GO_ON:
+                lines = told_next(target)
             if lines:
-                lines = ("", "Next (u resumes it, or launches it):", *lines)
+                lines = ("", "Next (k stops it, u resumes it or launches it):", *lines)
             text = "\n".join((*answer.lines, *lines))
             return TextScreen(f"{name_of(target)}: tr11 {' '.join(words)}", text, at_end=True)
 

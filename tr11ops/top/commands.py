@@ -6,6 +6,7 @@ import shlex
 from typing import TYPE_CHECKING
 
 from tr11ops import api
+from tr11ops.detect.detector import Severity, by_cause
 from tr11ops.status.run_now import commands_now
 
 if TYPE_CHECKING:
@@ -25,7 +26,9 @@ def words_of(line: str) -> list[str]:
     """The words behind `tr11` of a command that a screen tells a person to type, without its card; []
     of another program's.
     """
-    words = shlex.split(line)[1:] if line.startswith("tr11 ") else []
+    words = []
+    if line.startswith("tr11 "):
+        words = shlex.split(line)[1:]
     if "--run" in words:
         place = words.index("--run")
         del words[place : place + 2]
@@ -35,6 +38,14 @@ def words_of(line: str) -> list[str]:
 def told_next(run: api.Run) -> tuple[str, ...]:
     """What `tr11 status` says to type now, by a look with the scheduler's answers of this moment."""
     return commands_now(api.open_run(run.typed or None, run.overrides, run.scheduler).look())
+
+
+def reason_now(look: Assessment) -> str:
+    """Why a person would act on the run now: the gravest thing that the look has found, else how it is."""
+    for cause in by_cause(look.findings):
+        if cause.severity is not Severity.INFO:
+            return cause.title
+    return look.status.why
 
 
 def exclusion(look: Assessment, node: str = "") -> tuple[list[str], str]:

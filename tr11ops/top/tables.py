@@ -210,7 +210,9 @@ def _alert_row(alert: Alert, status: Status) -> TopRow:
         who = "no longer found"
     elif care.snooze_left(status.time):
         who += ", snoozed"
-    typed = f"type {alert.fix}" if alert.fix else ""
+    typed = ""
+    if alert.fix:
+        typed = f"type {alert.fix}"
     said = (alert.title, care.words(status.on_call, status.time), alert.watchdog, typed)
     return TopRow(
         alert.incident,
@@ -226,10 +228,16 @@ def attempts_table(run: LookedAt) -> TopTable:
     columns = ("attempt", "state", "nodes", "end")
     status = run.seen.status
     rows = []
+    ended = {one.label: one.how or "" for one in status.last_attempts or ()}
     for job in sorted(status.jobs or (), key=_place_of):
-        key = job.job_id if job.nodes and job.state.is_active else ""
-        cells = (job.job_id, job.state.lower(), str(len(job.nodes)), job.reason or DASH)
-        rows.append(TopRow(key, cells, job.reason))
+        key = ""
+        if job.nodes and job.state.is_active:
+            key = job.job_id
+        reason = job.reason
+        if job.state.is_final:  # the scheduler's reason may be one for which it once waited
+            reason = ended.get(job.job_id) or reason
+        cells = (job.job_id, job.state.lower(), str(len(job.nodes)), reason or DASH)
+        rows.append(TopRow(key, cells, reason))
     shown = {row.cells[0] for row in rows}
     for attempt in status.last_attempts or ():
         how = attempt.how or ""

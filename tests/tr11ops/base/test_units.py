@@ -7,6 +7,8 @@ from __future__ import annotations
 import ast
 import math
 import re
+import shlex
+import subprocess
 from collections.abc import Iterator
 from datetime import UTC
 from pathlib import Path
@@ -20,6 +22,7 @@ from tr11ops.base.units import (
     MINUTE,
     NEAR,
     capitalized,
+    command_lines,
     counted,
     duration,
     first_few,
@@ -200,3 +203,17 @@ def test_no_sentence_puts_a_number_before_a_plural_by_hand() -> None:
         for line, words in _uncounted(ast.parse(path.read_text(encoding="utf-8")))
     ]
     assert not found, "write these with tr11ops.base.units.counted:\n" + "\n".join(found)
+
+
+def test_a_command_is_broken_between_its_words_so_that_it_can_be_copied() -> None:
+    command = "tr11 nodes exclude jean-zay-iam11 --run /srv/runs/heron --reason 'it holds the others back' --days 7"
+    for width in (30, 40, 60, 69, 200):
+        lines = command_lines(command, width)
+        longest = max(map(len, shlex.split(command))) + len(" '' \\") + 1
+        assert max(map(len, lines)) <= max(width, longest)
+        pasted = "\n".join(f"           {line}" for line in lines)
+        typed = subprocess.run(
+            ["sh", "-c", f"set -- {pasted}\nprintf '%s\\n' \"$@\""], capture_output=True, text=True
+        )
+        assert typed.stdout.splitlines() == shlex.split(command)
+    assert command_lines("tr11 status", 5) == ["tr11 \\", "  status"]

@@ -95,7 +95,7 @@ def test_what_is_typed_before_the_plan_is_seen_confirms_nothing(place: Place) ->
     try:
         tmux.until_shown("small/main")
         tmux.held.touch()
-        tmux.press("k", "y", "k", "y")
+        tmux.press("k", "Enter", "y", "k", "y")
         tmux.until_drawn("to carry it out")
         assert "carry" not in tmux.shown(), "the line holds it back"
         tmux.press("y", "Enter", "y")
@@ -177,7 +177,7 @@ def test_a_plan_that_has_changed_since_it_was_shown_is_shown_again(
     typed.may_answer.set()
 
     async def keys(app: Any, pilot: Any) -> None:
-        await pilot.press("k")
+        await pilot.press("k", "enter")
         await settled(app, pilot)
         seen, typed.plan = app.screen._keys, "one job, and another"
         await pilot.press(*seen)

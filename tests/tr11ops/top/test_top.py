@@ -15,6 +15,7 @@ from msgspec.structs import replace
 
 from tests.pins.commands import beside
 from tests.pins.states import Place, place_in
+from tests.tr11ops.status_cases import snapshot
 from tests.tr11ops.top.screen import (
     drive,
     head,
@@ -31,23 +32,26 @@ from tr11ops.alerts.state import HeldVerdict
 from tr11ops.base.errors import SchedulerError
 from tr11ops.base.observed import Unknown
 from tr11ops.base.processes import LocalCommands, ProbeOutput
+from tr11ops.cluster.base import JobState
 from tr11ops.detect.detector import Finding, Severity
 from tr11ops.detect.node_progress import NodeProgress, SlowNodes
 from tr11ops.observe import readers
 from tr11ops.rundir.exclusions import read_version
-from tr11ops.rundir.journal import user_name
+from tr11ops.rundir.journal import read_journal, user_name
+from tr11ops.status.assessment import status_of
 from tr11ops.status.document import ShownFinding
-from tr11ops.top.commands import exclusion, words_of
+from tr11ops.top.commands import exclusion, reason_now, words_of
 from tr11ops.top.looks import RunLooks
 from tr11ops.top.tables import (
     LookedAt,
     TopRow,
     TopTable,
+    attempts_table,
     column_widths,
     nodes_table,
     runs_table,
 )
-from tr11ops.watchdog.verdict import VerdictWord
+from tr11ops.watchdog.verdict import VerdictWord, judge
 
 
 @pytest.fixture(scope="module")
@@ -91,6 +95,19 @@ def test_the_line_of_a_node_has_since_when_it_is_slow_or_why_it_is_idle_in_full(
     assert {row.more for row in table.rows if row.key == node.node} == {
         "n1 is slow; since step 300"
     }
+
+
+def test_an_attempt_that_has_ended_says_how_and_not_for_what_it_once_waited() -> None:
+    seen = snapshot()
+    status = status_of(seen, (), judge(seen, ()))
+    [job, *_] = status.jobs or ()
+    over = replace(job, state=JobState.COMPLETED, reason="JobHeldAdmin")
+    saved = SimpleNamespace(label=job.job_id, how="kill-switch at iteration 121 (saved)")
+    for attempts, how in (((saved,), saved.how), ((), "JobHeldAdmin")):
+        shown_now = replace(status, jobs=(over,), last_attempts=attempts)
+        run = LookedAt("big", "big/main", SimpleNamespace(status=shown_now))  # type: ignore[arg-type]
+        [row] = attempts_table(run).rows
+        assert row.cells == (job.job_id, "completed", str(len(job.nodes)), how)
 
 
 def test_what_the_watchdog_found_is_shown_before_the_first_look_as_past() -> None:
@@ -361,10 +378,16 @@ def test_kill_shows_the_commands_own_preview_and_nothing_else_happens(place: Pla
 
     async def keys(app: Any, pilot: Any) -> None:
         await pilot.press("k")
-        await settled(app, pilot)
-        assert text(app).startswith("small/main: tr11 kill, because") and "--dry-run" not in text(
-            app
+        assert "why is it to be stopped?" in sentence(app)
+        assert (
+            app._asked
+            and reason_now(app._looks[app._target()].look) in app.query_one("Input").value
         )
+        await pilot.press(*"mine", "enter")
+        await settled(app, pilot)
+        assert text(app).startswith(
+            "small/main: tr11 kill, because: mine\n"
+        ) and "--dry-run" not in text(app)
         assert "to carry it out on small/main" in text(app)
         await pilot.press("y", "y", "n")
         await settled(app, pilot)
@@ -380,14 +403,17 @@ def test_a_stopped_run_is_let_go_on_by_its_plans_keys(place: Place) -> None:
 
     async def keys(app: Any, pilot: Any) -> None:
         for key in ("k", "u"):
-            await pilot.press(key)
+            app._who = "ana@example.org"  # who has taken the shift here
+            await pilot.press(key, "enter")
             await settled(app, pilot)
             assert "to carry it out" in text(app)
             await pilot.press(*app.screen._keys)
             await settled(app, pilot)
             assert switch.exists() is (key == "k")
+            last = read_journal(Path(place.run) / "journal").entries[-1]
+            assert last.who == "ana@example.org" and last.why
             await pilot.press("escape")
-        for given in ("u", "aA"):  # nothing stands in its way now, and no alert is open
+        for given in (("u", "enter"), "aA"):  # nothing stands in its way now, and no alert is open
             await pilot.press(*given)
             await settled(app, pilot)
             assert "Esc goes back" in text(app) and "to carry it out" not in text(app)
@@ -428,7 +454,7 @@ def test_a_node_is_excluded_for_a_reason_that_is_asked_once(
 @needs_textual
 def test_a_run_with_nothing_queued_is_launched_as_it_was_last() -> None:
     async def keys(app: Any, pilot: Any) -> None:
-        await pilot.press("u")
+        await pilot.press("u", "enter")
         await settled(app, pilot)
         assert "nothing is queued" in text(app) and "array 1-3" in text(app)
         assert "tr11 launch --array 1-3 --scheduler local, because" in text(app)
@@ -449,7 +475,9 @@ def test_what_lets_a_stopped_run_go_on_is_said_behind_an_exclusion(
         await settled(app, pilot)
         await pilot.press(*app.screen._keys)
         await settled(app, pilot)
-        next_lines = text(app).partition("Next (u resumes it, or launches it):\n")[2].split("\n")
+        next_lines = (
+            text(app).partition("Next (k stops it, u resumes it or launches it):\n")[2].split("\n")
+        )
         assert [words_of(line)[0] for line in next_lines] == ["resume", "launch"]
 
     with place_in("stopped") as place, beside(place.folder):
@@ -459,11 +487,11 @@ def test_what_lets_a_stopped_run_go_on_is_said_behind_an_exclusion(
 @needs_textual
 def test_a_key_pressed_again_asks_for_no_second_plan_and_y_counts_once(place: Place) -> None:
     async def keys(app: Any, pilot: Any) -> None:
-        await pilot.press("k", "k", "k")
+        await pilot.press("k", "k", "k", "enter", "k", "k")
         await settled(app, pilot)
         assert len(app.screen_stack) == 2, "one plan"
         await pilot.press("n")
-        await pilot.press("k")
+        await pilot.press("k", "enter")
         await settled(app, pilot)
         plan, done = app.screen, []
         plan.apply = partial(done.append, "carried out")
