@@ -102,10 +102,10 @@ def tell(
             alerts[place] = told(parts[name], by_alert.get(name, []), now)
     done = replace(alert_state, alerts=tuple(alerts))
     if only is None:
-        after, due = digest_due(done, policy, now)
+        digested, due = digest_due(done, policy, now)
         if due is not None and policy.is_reachable:
             messages.append(table.digest_message(done, due, backlog))
-        done, finished = table.end_of_training(after)
+        done, finished = table.end_of_training(digested)
         done, shift = table.end_of_shift(done)
         messages += (*finished, *shift)
     return replace(done, messages=(*done.messages, *messages)), tuple(messages)
