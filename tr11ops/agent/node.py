@@ -45,7 +45,7 @@ from tr11ops.base.job_environment import step_of
 from tr11ops.base.processes import (
     CONTROLLER_VARIABLE,
     adopt_orphans,
-    die_with_parent,
+    begin_launcher,
     end_descendants,
     exit_status,
     leave,
@@ -312,7 +312,7 @@ class NodeWorkers:
             stderr=subprocess.STDOUT,
             env=task.environment(self._settings),
             start_new_session=True,
-            preexec_fn=_prepare_torchrun,  # noqa: PLW1509  no thread runs any more, unless a check hangs in the kernel
+            preexec_fn=begin_launcher,  # noqa: PLW1509  no thread runs any more, unless a check hangs in the kernel
         )
         assert process.stdout is not None
         pump = threading.Thread(target=self._pass_on, args=(process.stdout,), daemon=True)
@@ -488,18 +488,6 @@ class NodeWorkers:
             rank = self._rank(killed[2])
             number = int(killed[1])
             self._record_death(f"killed-{rank}", rank=rank, number=number, what="the worker")
-
-
-def _prepare_torchrun() -> None:
-    """In the child, before torchrun: USR1 asks the trainer to save, and would end torchrun, which
-    does not handle it.
-
-    Workers take it over when they install their own; until then the stop request stands for it. And
-    when this agent is killed, torchrun ends its workers: not every Slurm finds processes that were
-    left in a session of their own.
-    """
-    signal.signal(signal.SIGUSR1, signal.SIG_IGN)
-    die_with_parent(signal.SIGTERM)
 
 
 def main(arguments: list[str] | None = None) -> int:

@@ -98,6 +98,18 @@ def die_with_parent(number: int) -> None:
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, number, 0, 0, 0)
 
 
+def begin_launcher() -> None:
+    """In the child, before a launcher such as torchrun: USR1 asks the trainer to save, is sent to all
+    of a step, and would end a launcher, which does not handle it. Workers take it over when they
+    install their own; until then the stop request stands for it.
+
+    And when its keeper is killed, the launcher ends its workers: not every Slurm finds processes that
+    were left in a session of their own.
+    """
+    signal.signal(signal.SIGUSR1, signal.SIG_IGN)
+    die_with_parent(signal.SIGTERM)
+
+
 def exit_status(code: int) -> int:
     """A child's return code as a shell gives it: 128 + n when signal n ended it."""
     if code >= 0:

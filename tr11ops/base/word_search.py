@@ -57,3 +57,11 @@ class WordPresence:
 
         self._database.scan(block, match_event_handler=hit)
         return frozenset(self._words[number] for number in found)
+
+
+def line_end(block: bytes, at: int) -> int:
+    """Where the line at this place of a block ends."""
+    found = block.find(b"\n", at)
+    if found >= 0:
+        return found
+    return len(block)

@@ -28,6 +28,7 @@ from tr11ops.base.errors import (
 from tr11ops.base.units import since as moment_of
 from tr11ops.cli import completion
 from tr11ops.cli.common import EndpointOption, SinceOption, VariantOption, is_terminal, say
+from tr11ops.cli.progress import bar_of
 from tr11ops.cli.runner import JSON, Outcome, RunContext
 from tr11ops.hub.base import HubRepo, find_credentials, repo_of
 from tr11ops.hub.remote_log import TRIES, RemoteFollower, RemoteLog, remote_retries
@@ -214,10 +215,7 @@ def byte_progress(size: int) -> Iterator[Callable[[int], None]]:
     if not is_terminal() or size < LARGE_BYTES:
         yield lambda position: None
         return
-    from rich.console import Console
-    from rich.progress import Progress
-
-    with Progress(console=Console(stderr=True), transient=True) as bar:
+    with bar_of() as bar:
         task = bar.add_task("reading", total=size)
         yield lambda position: bar.update(task, completed=position)
 

@@ -19,7 +19,7 @@ from trainer.contract.errors import Tr11Error
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
-    from rich.progress import Progress, TaskID
+    from rich.progress import Progress, ProgressColumn, TaskID
 
 
 # ------------------------------------------------------------------------- a view that is refreshed
@@ -213,6 +213,14 @@ def _cut(screen: RenderableType, console: Console, height: int) -> RenderableTyp
     )
 
 
+def bar_of(*columns: ProgressColumn) -> Progress:
+    """A bar of these columns, on the error stream, of which nothing is left in the end."""
+    from rich.console import Console
+    from rich.progress import Progress
+
+    return Progress(*columns, console=Console(stderr=True), transient=True)
+
+
 @contextmanager
 def node_progress(what: str, total: int) -> Iterator[Callable[[str], None]]:
     """How many nodes are done, for whoever looks: called once for each, with a line where it is not
@@ -221,8 +229,7 @@ def node_progress(what: str, total: int) -> Iterator[Callable[[str], None]]:
     if not is_terminal():
         yield _say_any
         return
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+    from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn
 
     columns = (
         TextColumn(what),
@@ -231,7 +238,7 @@ def node_progress(what: str, total: int) -> Iterator[Callable[[str], None]]:
         TimeElapsedColumn(),
         TextColumn("{task.fields[last]}", markup=False),
     )
-    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+    with bar_of(*columns) as bar:
         task = bar.add_task("", total=total, last="")
 
         def done(line: str) -> None:

@@ -12,6 +12,7 @@ import typer
 from tr11ops.base.errors import WrongUsage
 from tr11ops.base.units import counted
 from tr11ops.cli.common import is_terminal
+from tr11ops.cli.progress import bar_of
 from tr11ops.cli.runner import JSON, NO_RUN, Outcome, RunContext
 from trainer.contract.documents import document
 
@@ -130,15 +131,14 @@ def _progress(seconds: float) -> Iterator[Callable[[float], None] | None]:
     if not is_terminal():
         yield None
         return
-    from rich.console import Console
-    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+    from rich.progress import BarColumn, TextColumn, TimeElapsedColumn
 
     columns = (
         TextColumn("day {task.fields[day]:.0f}"),
         BarColumn(),
         TimeElapsedColumn(),
     )
-    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+    with bar_of(*columns) as bar:
         task = bar.add_task("", total=seconds, day=0.0)
 
         def passed(done: float) -> None:

@@ -15,12 +15,13 @@ from typing import Annotated, Any
 import typer
 from msgspec.structs import replace
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.progress import BarColumn, TextColumn, TimeElapsedColumn
 
 from tr11ops.base.errors import SourceError, WrongUsage
 from tr11ops.base.observed import Unknown, known, observed
 from tr11ops.base.units import escaped
 from tr11ops.cli.common import is_terminal, named_card, timeout_option
+from tr11ops.cli.progress import bar_of
 from tr11ops.cli.runner import DRY_RUN, JSON, Change, Outcome, RunContext, unasked
 from tr11ops.filesystems.look import FilesystemResult, NicedRunner, look_at, read_drift
 from tr11ops.filesystems.report import FilesystemReport, HeldBytes, judge, lines, value
@@ -314,7 +315,7 @@ def _progress(root: Path) -> Iterator[Callable[[PermissionTally], None]]:
         TextColumn("{task.fields[text]}"),
         TimeElapsedColumn(),
     )
-    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+    with bar_of(*columns) as bar:
         task = bar.add_task(escaped(str(root)), total=1, text="")
 
         def show(tally: PermissionTally) -> None:

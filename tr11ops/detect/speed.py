@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from operator import attrgetter
@@ -27,12 +26,11 @@ from tr11ops.detect.nodes_left import (
     why_no_other,
 )
 from tr11ops.observe import derived
-from tr11ops.observe.forecast import LAST_LINES, LEAST_HISTORY, last_lines, windows_before
+from tr11ops.observe.forecast import LAST_LINES, LEAST_HISTORY, last_lines, rate_of, windows_before
 from tr11ops.observe.liveness import beats_of, phase_patience
 from tr11ops.observe.observations import TRAINING_PHASES
 from tr11ops.observe.snapshot import Snapshot, Step
 from trainer.contract.attempt import Heartbeat
-from trainer.contract.metrics_record import MeasuredStep
 from trainer.contract.record import Record
 
 if TYPE_CHECKING:
@@ -220,7 +218,7 @@ def slowdown(snapshot: Snapshot) -> Slowdown | None:
     running = derived.identifiers_of(snapshot.active_jobs)
     if running and steps and steps[-1].job_id not in {"", *running}:
         return None
-    pairs = [(step, value) for step in steps if (value := _speed(step.record)[0]) is not None]
+    pairs = [(step, value) for step in steps if (value := rate_of(step.record)[0]) is not None]
     pace = derived.seconds_per_iteration(snapshot)
     if pace is None:
         return None
@@ -239,7 +237,7 @@ def slowdown(snapshot: Snapshot) -> Slowdown | None:
                 values,
                 usual,
                 bound=bound,
-                unit=_speed(last[-1][0].record)[1],
+                unit=rate_of(last[-1][0].record)[1],
                 lines=len(window),
                 first=first,
                 final=final,
@@ -267,14 +265,6 @@ def _bound(snapshot: Snapshot, window: Sequence[float], usual: float) -> float:
     """The least speed that is no slowdown: by the card, and by how much the lines differ anyway."""
     spread = robust_sigma(value - usual for value in window)
     return usual - max(snapshot.run.watch.slow_percent / 100.0 * usual, NOISE_FACTOR * spread)
-
-
-def _speed(record: MeasuredStep) -> tuple[float | None, str]:
-    """TFLOPs as logged, or samples per second where the log has none."""
-    if math.isfinite(record.tflops) and record.tflops > 0:
-        return record.tflops, "TFLOPs"
-    known_speed = math.isfinite(record.samples_per_second) and record.samples_per_second > 0
-    return (record.samples_per_second if known_speed else None), "samples per second"
 
 
 def _beside_no_save(snapshot: Snapshot, steps: tuple[Step, ...]) -> tuple[Step, ...]:

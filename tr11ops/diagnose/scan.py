@@ -11,7 +11,7 @@ from functools import cache
 from msgspec.structs import replace
 
 from tr11ops.base.errors import HostlistError
-from tr11ops.base.word_search import WordPresence
+from tr11ops.base.word_search import WordPresence, line_end
 from tr11ops.cluster.arrays import expand
 from tr11ops.diagnose.elastic import HEADS, ReportReader
 from tr11ops.diagnose.gpu_memory import is_absurd, is_held_by_others
@@ -163,7 +163,7 @@ class LogScan:
                 start = max(cursor, block.rfind(b"\n", 0, candidate.start) + 1)
             else:
                 break
-            end = _line_end(block, start)
+            end = line_end(block, start)
             here: list[CandidateLine] = []
             while candidate is not None and candidate.start <= end:
                 if candidate.start >= start:
@@ -454,7 +454,7 @@ class LogScan:
         """What this launch said last, up to the end of the line at an offset: it may have begun in
         earlier blocks.
         """
-        here = block[max(self._begin, at - TAIL_BYTES) : _line_end(block, at)]
+        here = block[max(self._begin, at - TAIL_BYTES) : line_end(block, at)]
         if len(here) >= TAIL_BYTES:
             return here
         return (self._before + here)[-TAIL_BYTES:]
@@ -554,13 +554,6 @@ def _last_time(tail: bytes) -> tuple[str | None, int]:
     return None, len(lines)
 
 
-def _line_end(block: bytes, at: int) -> int:
-    found = block.find(b"\n", at)
-    if found >= 0:
-        return found
-    return len(block)
-
-
 @cache
 def _progress_search() -> WordPresence:
     return WordPresence(progress_words())
@@ -568,7 +561,7 @@ def _progress_search() -> WordPresence:
 
 def _piece_end(block: bytes, at: int) -> int:
     """Where a line ends, or what a carriage return leaves of it."""
-    end = _line_end(block, at)
+    end = line_end(block, at)
     found = block.find(b"\r", at, end)
     if found >= 0:
         return found

@@ -19,7 +19,7 @@ from typing import TypeAlias
 
 from msgspec.structs import replace
 
-from tr11ops.base.word_search import WordSearch
+from tr11ops.base.word_search import WordSearch, line_end
 from trainer.contract.record import Record
 from trainer.contract.secret_shapes import NAME_STEMS, SecretShape, all_shapes
 
@@ -332,7 +332,7 @@ def _suspects(block: bytes, hits: Hits) -> Iterator[tuple[int, int, Hits]]:
         if hit[1] > end:
             if mine:
                 yield start, end, mine
-            start, end, mine = block.rfind(b"\n", 0, hit[1]) + 1, _line_end(block, hit[1]), []
+            start, end, mine = block.rfind(b"\n", 0, hit[1]) + 1, line_end(block, hit[1]), []
         mine.append(hit)
     if mine:
         yield start, end, mine
@@ -373,18 +373,18 @@ def _keys(block: bytes, left: int) -> tuple[list[tuple[int, int, str]], int]:
             begin = _BEGIN.search(block, position)
             if begin is None:
                 break
-            line_end = _line_end(block, begin.end())
-            end = _END.search(block, begin.end(), line_end)
-            found.append((begin.end(), end.start() if end else line_end, PRIVATE_KEY))
+            end_of_line = line_end(block, begin.end())
+            end = _END.search(block, begin.end(), end_of_line)
+            found.append((begin.end(), end.start() if end else end_of_line, PRIVATE_KEY))
             if end:
                 left, position = (0, end.end())
             else:
-                left, position = (KEY_LINES, line_end + 1)
+                left, position = (KEY_LINES, end_of_line + 1)
             continue
-        line_end = _line_end(block, position)
+        end_of_line = line_end(block, position)
         begin, end = (
-            _BEGIN.search(block, position, line_end),
-            _END.search(block, position, line_end),
+            _BEGIN.search(block, position, end_of_line),
+            _END.search(block, position, end_of_line),
         )
         if begin and not (end and end.start() < begin.start()):
             left, position = 0, begin.start()  # it begins once more
@@ -392,7 +392,7 @@ def _keys(block: bytes, left: int) -> tuple[list[tuple[int, int, str]], int]:
         if end:
             until = end.start()
         else:
-            until = line_end
+            until = end_of_line
         found += [
             (position + run.start(), position + run.end(), PRIVATE_KEY)
             for run in _KEY_RUN.finditer(block[position:until])
@@ -400,15 +400,8 @@ def _keys(block: bytes, left: int) -> tuple[list[tuple[int, int, str]], int]:
         if end:
             left, position = (0, end.end())
         else:
-            left, position = (left - 1, line_end + 1)
+            left, position = (left - 1, end_of_line + 1)
     return [span for span in found if span[0] < span[1]], left
-
-
-def _line_end(block: bytes, position: int) -> int:
-    end = block.find(b"\n", position)
-    if end >= 0:
-        return end
-    return len(block)
 
 
 def _apart(found: Iterable[tuple[int, int, str]]) -> list[tuple[int, int, str]]:

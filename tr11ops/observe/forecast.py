@@ -42,6 +42,7 @@ LAST_SECONDS = 30.0  # at least: three quick lines are a hiccup
 MOST_LAST_LINES = 100
 HISTORY_LINES = 100
 LEAST_HISTORY = 20  # lines of the same launch before its usual speed is known
+FLOPS, SAMPLES = "TFLOPs", "samples/s"
 OTHER_SPEED = 1.25  # times as long as usual: what a step takes longer is told
 LATE_SECONDS = 15 * 60.0  # nothing trains for so long: the queue does not go on without a gap
 
@@ -105,17 +106,12 @@ class Speed(Record):
     newest of one launch.
 
     `seconds`: that an iteration takes. `usual`: what one took before them in the same launch; None
-    where too few lines tell.
+    where too few lines tell, or where one takes hardly longer now.
     """
 
     seconds: float
     usual: float | None
     throughput: Throughput | None
-
-    @property
-    def is_slower(self) -> bool:
-        """Whether a forecast at this speed is clearly another than one at the usual speed."""
-        return self.usual is not None and self.seconds > OTHER_SPEED * self.usual
 
 
 # ----------------------------------------------------------------------------- the end
@@ -132,7 +128,7 @@ def end_of(snapshot: Snapshot) -> ForecastEnd | None:
     earliest = left * speed.seconds
     usual = None
     pace = speed.seconds
-    if speed.usual is not None and speed.is_slower:
+    if speed.usual is not None:
         usual = left * speed.usual
         pace = speed.usual  # the weeks before went by that
     began, last = _first_point(snapshot), known(snapshot.steps, ())[-1].time
@@ -389,27 +385,38 @@ def speed_of(snapshot: Snapshot, best: tuple[float, float] | None = None) -> Spe
     best (TFLOPs of a worker, samples a second) that it kept up.
     """
     lines = _lines_of_now(snapshot)
-    records = [step.record for step in lines]
-    timed = [one for one in records if is_step_time(one.seconds_per_iteration)]
-    if timed:  # of one step, so that no two figures are of different ones
-        timed.sort(key=attrgetter("seconds_per_iteration"))
-        records = [timed[len(timed) // 2]]
-        seconds: float | None = records[0].seconds_per_iteration
-    else:
-        seconds = derived.pace_of(lines)
+    seconds, timed = derived.pace_of(lines), _timed(lines)
     if seconds is None:
         return None
-    before = [
-        step.record.seconds_per_iteration
-        for step in derived.comparable(snapshot)[: -len(lines)]
-        if is_step_time(step.record.seconds_per_iteration)
-    ]
-    usual = min((median(window) for window in windows_before(before)), default=None)
+    record = lines[-1].record
+    if timed:  # of one step, so that no two figures are of different ones
+        timed.sort(key=attrgetter("seconds_per_iteration"))
+        record = timed[len(timed) // 2]
+        seconds = record.seconds_per_iteration
+    before = _timed(derived.comparable(snapshot)[: -len(lines)])
+    windows = windows_before([record.seconds_per_iteration for record in before])
+    usual = min(map(median, windows), default=math.inf)
+    (rate, unit), ever = rate_of(record), None
+    if best is not None:
+        ever = max(best[unit != FLOPS], rate or 0.0)
     return Speed(
         seconds,
-        usual=usual,
-        throughput=_throughput(records, best),
+        usual=usual if seconds > OTHER_SPEED * usual else None,
+        throughput=None if rate is None else Throughput(rate, ever, unit),
     )
+
+
+def rate_of(record: MeasuredStep) -> tuple[float | None, str]:
+    """TFLOPs as logged, or samples a second where the log has none; and which of them."""
+    for rate, unit in ((record.tflops, FLOPS), (record.samples_per_second, SAMPLES)):
+        if math.isfinite(rate) and rate > 0:
+            return rate, unit
+    return None, SAMPLES
+
+
+def _timed(steps: Sequence[Step]) -> list[MeasuredStep]:
+    """Those that tell how long they took."""
+    return [step.record for step in steps if is_step_time(step.record.seconds_per_iteration)]
 
 
 def _lines_of_now(snapshot: Snapshot) -> tuple[Step, ...]:
@@ -443,17 +450,3 @@ def _of_these_nodes(snapshot: Snapshot) -> tuple[Step, ...]:
     if len(own) < LAST_LINES:
         return ()
     return own
-
-
-def _throughput(
-    records: Sequence[MeasuredStep], best: tuple[float, float] | None
-) -> Throughput | None:
-    for index, unit in enumerate(("TFLOPs", "samples/s")):
-        values = [record.tflops if index == 0 else record.samples_per_second for record in records]
-        sound = [value for value in values if math.isfinite(value) and value > 0]
-        if sound:
-            current, ever = median(sound), None
-            if best is not None:
-                ever = max(best[index], current)
-            return Throughput(current, ever, unit)
-    return None

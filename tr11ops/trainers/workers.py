@@ -18,7 +18,7 @@ from typing import IO
 
 import psutil
 
-from tr11ops.base.processes import die_with_parent, end_descendants, exit_status
+from tr11ops.base.processes import begin_launcher, end_descendants, exit_status
 from tr11ops.base.units import counted
 from tr11ops.cluster.sbatch_options import code_root
 from tr11ops.dialects.image import MARK
@@ -92,7 +92,7 @@ class WorkerProcesses:
                 stderr=subprocess.STDOUT,
                 cwd=place,
                 env=environment_of(settings, command, inherited, more),
-                preexec_fn=_prepare,  # noqa: PLW1509  the threads of this process hold no lock of it
+                preexec_fn=begin_launcher,  # noqa: PLW1509  the threads of this process hold no lock of it
             )
             assert process.stdout is not None
             self._children.append((command, process))
@@ -343,11 +343,3 @@ def _with_prefix(line: bytes, prefix: bytes) -> bytes:
     if piece_of(line, 0.0).local_rank is None:
         return prefix + line
     return line
-
-
-def _prepare() -> None:
-    """In the child: a signal to all of a step must not end a launcher that does not know it, and it
-    ends with its keeper.
-    """
-    signal.signal(signal.SIGUSR1, signal.SIG_IGN)
-    die_with_parent(signal.SIGTERM)

@@ -115,11 +115,7 @@ def test_lines_beside_a_save_in_the_background_do_not_count() -> None:
 def test_speed_is_told_in_samples_where_the_log_has_no_tflops() -> None:
     change = slower(690, 0.8)
     course = at(700, begin=401, change=lambda line: replace(change(line), tflops=float("nan")))
-    assert (
-        only(course.see(), "slow")
-        .evidence[0]
-        .startswith("samples per second of iterations 698 to 700")
-    )
+    assert only(course.see(), "slow").evidence[0].startswith("samples/s of iterations 698 to 700")
 
 
 def test_a_node_that_is_behind_is_named() -> None:
