@@ -9,8 +9,6 @@ from msgspec.structs import replace
 from tr11ops.alerts.mail_route import is_address
 from tr11ops.api import Answer, Run
 from tr11ops.base.errors import Refusal, WrongUsage
-from tr11ops.base.observed import known, observed
-from tr11ops.rundir.exclusions import Version, read_version
 from tr11ops.rundir.fallback import write_or_fall_back
 from tr11ops.rundir.journal import Journal
 from tr11ops.rundir.paths import RunDirectory
@@ -124,12 +122,6 @@ def _answer(run: Run, act: WebAct, dry_run: bool) -> Answer:
     reason = f"from {act.source}{f': {act.reason}' if act.reason else ''}"
     asks = act.action not in UNASKED
     return run.command(words, reason, dry_run, asks=asks, plan=plan, who=act.who)
-
-
-def excluded_now(run: Run) -> tuple[str, ...]:
-    """The nodes that a run must not use, whatever its last look has seen; none where that cannot be read."""
-    ledger = known(observed(read_version, run.directory.exclusions), Version(0, ()))
-    return tuple(entry.node for entry in ledger.exclusions)
 
 
 def _record(directory: RunDirectory, act: WebAct, data: dict[str, object]) -> None:

@@ -32,7 +32,7 @@ from tr11ops.base.observed import Unknown, known
 from tr11ops.base.shipped import page_lines, page_names, page_title
 from tr11ops.rundir.journal import user_name
 from tr11ops.serve.access import CookieSigner, RateLimit, WebSession, is_known_host
-from tr11ops.serve.acts import AT_ONCE, WebAct, carry_out, excluded_now
+from tr11ops.serve.acts import AT_ONCE, WebAct, carry_out
 from tr11ops.serve.answers import (
     ALERTS_CHANGED,
     WHAT_THEY_DO,
@@ -307,7 +307,8 @@ class Served:
         cookie = request.cookies.get(COOKIE, "")
         run = news.run
         names = ("action", "reason", "alert", "length", "nodes", "address", "shown")
-        act = WebAct(news.key, who=session.name, **{"action": "", **_given(form, names)})
+        given = {name: form[name] for name in names if form.get(name)}
+        act = WebAct(news.key, who=session.name, **{"action": "", **given})
         try:
             act = replace(act, reason=" ".join(act.reason.split())).checked()
             confirmed = self.seal.is_plan(form.get("plan", ""), cookie, *act.parts)
@@ -322,7 +323,7 @@ class Served:
         except Tr11Error as error:
             return self._said(request, 400, error.sentence, news.key)
         if not shows:
-            return await self._outcome(request, news, answer, act)
+            return self._outcome(request, news, answer, act)
         act = replace(act, shown=answer.plan)
         plan = self.seal.plan(cookie, *act.parts)
         view = view_of(news, time.time())
@@ -379,9 +380,9 @@ class Served:
             answer = await asyncio.to_thread(carry_out, asked.news.run, act)
         except Tr11Error as error:
             return self._said(request, 400, error.sentence)
-        return await self._outcome(request, asked.news, answer, act)
+        return self._outcome(request, asked.news, answer, act)
 
-    async def _outcome(self, request: Request, news: News, answer: Answer, act: WebAct) -> Response:
+    def _outcome(self, request: Request, news: News, answer: Answer, act: WebAct) -> Response:
         """That it was done, or why not, and what a person may want next; the pages are to show it
         soon.
         """
@@ -392,10 +393,8 @@ class Served:
         if answer.exit_code == 0:
             title = "Done"
             status = 200
-        assert news.run is not None
-        excluded = await asyncio.to_thread(excluded_now, news.run)
         shown = {"title": title, "lines": answer.lines, "back": f"/run/{news.key}"}
-        return self.page(request, "done", status, run=view, act=act, excluded=excluded, **shown)
+        return self.page(request, "done", status, run=view, act=act, **shown)
 
     def _said(self, request: Request, status: int, why: str, key: str = "") -> Response:
         back = f"/run/{key}" if key else "/"
@@ -410,10 +409,6 @@ def asks_address(session: WebSession | None, news: News) -> bool:
     policy = policy_of(news.run.card, mark="", host="")
     address = policy.address_of(session.name)
     return bool(policy.everyone) and not is_address(address)
-
-
-def _given(form: dict[str, str], names: tuple[str, ...]) -> dict[str, str]:
-    return {name: form[name] for name in names if form.get(name)}
 
 
 async def read_form(request: Request) -> dict[str, str] | None:

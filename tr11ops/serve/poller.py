@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from operator import attrgetter
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from msgspec.structs import replace
 
@@ -28,9 +28,6 @@ from tr11ops.status.run_list import kept_verdict, kept_words
 from tr11ops.status.run_use import RunUse, UseReader
 from trainer.contract.errors import Tr11Error
 from trainer.contract.record import Record
-
-if TYPE_CHECKING:
-    from tr11ops.observe.snapshot import Snapshot
 
 LOOK_EVERY_SECONDS = 20.0
 FIND_EVERY_SECONDS = 60.0
@@ -190,19 +187,16 @@ class RunPoller:
         run = open_run(news.folder, scheduler=self._scheduler, reader=Unknown("not asked yet"))
         run = replace(run, reader=self._readers.of(run.directory))
         seen = run.look()
+        use = None  # of a copy: what it holds is counted where the run is
+        if not run.is_copy:
+            use = self._uses.read(run.card, run.directory, seen.snapshot)
         return replace(
             news,
             document=seen.document(),
             why="",
             run=run,
-            use=self._use(run, seen.snapshot),
+            use=use,
         )
-
-    def _use(self, run: Run, snapshot: Snapshot) -> RunUse | None:
-        """None of a copy: what it holds is counted where the run is."""
-        if run.is_copy:
-            return None
-        return self._uses.read(run.card, run.directory, snapshot)
 
     def _put(self, news: News, began: float) -> float:
         """Keep what a look has found; `began`: of the monotonic clock."""

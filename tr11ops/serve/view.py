@@ -447,15 +447,11 @@ def _alerts_line(news: News, told: Mapping[str, Any], on_call: OnCall | None, no
 
 
 def _ended_line(told: Mapping[str, Any]) -> str:
-    """How the newest attempt ended, in a sentence; "" while it runs, where none is on record, and where a
-    finding of the look quotes it: that is told by its cause.
-    """
+    """How the newest attempt ended, in a sentence; "" while it runs, or where none is on record."""
     newest = next(iter(rows(told.get("last_attempts"))), {})
     name = text(newest.get("id"), 40)
     how = text(newest.get("how"))
-    findings = rows(told.get("findings"))
-    quotes = (text(line) for entry in findings for line in list_of(entry.get("evidence")))
-    if not how or any(line.startswith(name) and line.endswith(f": {how}") for line in quotes):
+    if not how:
         return ""
     return f"Attempt {name}: {how}."
 

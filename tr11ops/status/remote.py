@@ -308,7 +308,7 @@ def judge_outside(view: RemoteView) -> OutsideVerdict:
     )
     stale = (
         not over
-        and not (word is not None and word.is_stop)
+        and word is not VerdictWord.STOPPED
         and age is not None
         and age > MISSED_INTERVALS * interval
     )

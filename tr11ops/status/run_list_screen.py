@@ -102,17 +102,17 @@ def _facts(run: ListedRun, use: RunUse | None, now: float) -> Iterator[str]:
 
 def _care(run: ListedRun, now: float) -> Iterator[str]:
     """Who has its alerts, and who is on call."""
-    is_called = run.on_call is not None and run.on_call.taken is None
-    is_said = is_called and not all(care.holder for care in run.cares)
+    said = ""
     if run.cares:
         open_ones = alerts_words(run.cares, run.on_call, now)
-        yield f"{counted(len(run.cares), 'alert')} {open_ones}"
+        said = f"{counted(len(run.cares), 'alert')} {open_ones}"
     elif run.exit_code == 1:
-        yield AlertCare().words(run.on_call, now)
-        is_said = is_called
+        said = AlertCare().words(run.on_call, now)
+    if said:
+        yield said
     if run.on_call is None:
         yield "on call: unknown"
-    elif run.on_call.who and not is_said:
+    elif run.on_call.who and (run.on_call.taken is not None or " on call" not in said):
         yield f"on call: {run.on_call.words(now)}"
 
 

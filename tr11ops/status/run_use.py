@@ -6,19 +6,17 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, Any
 
 from tr11ops.base.observed import Observed, Unknown, known, observed
 from tr11ops.base.units import counted
 from trainer.contract.record import Record
 
 if TYPE_CHECKING:
-    from tr11ops.goodput.history_values import AttemptHistory
     from tr11ops.observe.snapshot import Snapshot
     from tr11ops.runcard.card import RunCard
     from tr11ops.rundir.paths import RunDirectory
 
-Attempts: TypeAlias = "Observed[tuple[AttemptHistory, ...]]"
 
 JOULES_IN_KWH = 3.6e6
 MICROS_IN_HOUR = 3.6e9
@@ -133,31 +131,25 @@ class UseReader:
     """
 
     def __init__(self) -> None:
-        self._kept: dict[str, tuple[float, tuple[str, ...], Attempts, Observed[float]]] = {}
+        self._kept: dict[str, Any] = {}
 
     def read(self, card: RunCard, directory: RunDirectory, snapshot: Snapshot) -> RunUse:
         """Of one run, which was looked at just now. Never raises for what cannot be read."""
         from tr11ops.goodput.account import held_micros
+        from tr11ops.goodput.history import read_attempts_alone
 
+        if snapshot.unmounted or not directory.exists:
+            return use_of(card, None, Unknown("the run directory is not there"))
         key = str(directory.root)
-        running = tuple(job.job_id for job in snapshot.active_jobs)
-        unread = Unknown("not asked yet")
-        made, ran, attempts, joules = self._kept.get(key, (0.0, (), unread, unread))
-        if not made or ran != running or time.monotonic() - made > KEPT_SECONDS:
-            attempts = _attempts(directory, snapshot)
+        running = [job.job_id for job in snapshot.active_jobs]
+        made, ran, attempts, joules = self._kept.get(key, (0.0, None, (), 0.0))
+        if ran != running or time.monotonic() - made > KEPT_SECONDS:
+            attempts = observed(read_attempts_alone, directory, snapshot.jobs)
             joules = energy_of(directory, snapshot)
             self._kept[key] = (time.monotonic(), running, attempts, joules)
         if isinstance(attempts, Unknown):
             return use_of(card, None, joules)
         return use_of(card, held_micros(attempts, snapshot.time) / MICROS_IN_HOUR, joules)
-
-
-def _attempts(directory: RunDirectory, snapshot: Snapshot) -> Attempts:
-    from tr11ops.goodput.history import read_attempts_alone
-
-    if snapshot.unmounted or not directory.exists:
-        return Unknown("the run directory is not there")
-    return observed(read_attempts_alone, directory, snapshot.jobs)
 
 
 def energy_of(directory: RunDirectory, snapshot: Snapshot) -> Observed[float]:

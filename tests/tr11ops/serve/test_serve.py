@@ -202,10 +202,10 @@ def test_an_act_leads_to_the_next_and_where_nothing_is_queued_to_what_is_typed(s
     first = Pages().render("run", run=view, asks_address=False, **form)
     assert f'value="{title}"' in first and "required" not in first, "nothing has to be typed"
 
-    def page(action: str, *lines: str, title: str = "Done", excluded: tuple[str, ...] = ()) -> str:
+    def page(action: str, *lines: str, title: str = "Done") -> str:
         act = WebAct(site.run, action, "ana", reason="n07 is slow")
         shown = {"title": title, "lines": ("ana did it", *lines), "back": "/"}
-        return Pages().render("done", run=view, act=act, excluded=excluded, **shown, **form)
+        return Pages().render("done", run=view, act=act, **shown, **form)
 
     killed, excluded = page("kill"), page("exclude")
     assert 'value="n07"' in killed and 'value="exclude" class="go"' in killed
@@ -216,7 +216,11 @@ def test_an_act_leads_to_the_next_and_where_nothing_is_queued_to_what_is_typed(s
     )
     run = Mock(**{"command.side_effect": "tr11 {}".format, "launch.return_value": "tr11 launch"})
     queued = Mock(finished=None, unmounted="", queued=[1], read_error="", unread="")
-    without = page("kill", "held: job 7", way_on(run, queued), excluded=("n07",))
+    seen = view
+    off = {**told, "exclusions": [{"node": "n07", "state": "exclude", "why": "slow"}]}
+    view = view_of(replace(news, document=off, acted=0.0), 0.0)
+    without = page("kill", "held: job 7", way_on(run, queued))
+    view = seen
     assert "Excluded already: n07." in words(without) and "More nodes to leave out" in without
     assert re.search('name="nodes"[^>]* value=""', without), "the slow one is excluded already"
     assert 'value="resume" formnovalidate class="go"' in without
