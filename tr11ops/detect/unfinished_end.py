@@ -219,17 +219,19 @@ def is_bad(attempt: Attempt) -> bool:
     return attempt.end is None or attempt.end.reason in BAD_REASONS
 
 
-def how_it_ended(attempt: Attempt, job: Job | None) -> str:
-    """One line: the marker's word, or what else is known of an end without one."""
+def how_it_ended(attempt: Attempt, job: Job | None, told: str = "") -> str:
+    """One line: the marker's word, or what else is known of an end without one; without the cause,
+    where that is `told` beside it.
+    """
     if isinstance(attempt.end, Unknown):
         return f"cannot be told: {attempt.end.why}"
     if attempt.end is not None:
         reason = attempt.end.reason
-        if reason in BAD_REASONS:
+        if reason in BAD_REASONS and attempt.end.message not in told:
             return f"{reason}: {attempt.end.message}"
         return reason
     said = []
-    if attempt.failure:  # what failed first is told first
+    if attempt.failure not in told:  # what failed first is told first
         said.append(attempt.failure)
     if job is not None:
         said.append(f"the scheduler says {job.end_words}")
@@ -249,7 +251,7 @@ def _finding(
     """What ended by one fault; `is_newest`: nothing ended by another one since, or in between."""
     newest = row[0]
     label = newest.label or newest.job_id
-    why = why_it_ended(snapshot, newest)
+    why = told = why_it_ended(snapshot, newest)
     suspects = _suspects_to_be_told(snapshot, newest)
     if why and suspects:
         why = (
@@ -263,7 +265,7 @@ def _finding(
         if len(row) > 1:
             when = f", {entry.ended.ago(snapshot.time)}"
         evidence.append(
-            f"{entry.label or entry.job_id}{when}: {how_it_ended(entry, jobs.get(entry.job_id))}"
+            f"{entry.label or entry.job_id}{when}: {how_it_ended(entry, jobs.get(entry.job_id), told)}"
         )
     if suspects:
         evidence.append(f"seen on {', '.join(suspects)}, which alone proves nothing against it")

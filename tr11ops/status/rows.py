@@ -10,6 +10,8 @@ import math
 from collections.abc import Iterator
 from datetime import tzinfo
 
+from msgspec.structs import replace
+
 from tr11ops.base.units import (
     DAY,
     NEAR,
@@ -108,6 +110,14 @@ def incidents_of(findings: tuple[ShownFinding, ...]) -> tuple[ShownIncident, ...
     return tuple(
         sorted(found, key=lambda one: lead(one.cause.detector, Severity[one.severity.upper()]))
     )
+
+
+def referring(finding: ShownFinding, said: str) -> ShownFinding:
+    """The finding; one whose title has been said above refers to that."""
+    head, colon, _ = finding.title.partition(": ")
+    if colon and finding.title.lower() in said.lower():
+        return replace(finding, title=f"{head}: see above")
+    return finding
 
 
 def incident_rows(incident: ShownIncident, with_evidence: bool = True) -> list[Row]:
@@ -388,7 +398,7 @@ def attempts(status: Status) -> Iterator[Row]:
         yield "attempts", "none has ended yet" if seen else "none is known to have ended", ""
     # of those that ended well the newest is enough
     shown = [
-        attempt
+        _without_cause(attempt, status)
         for index, attempt in enumerate(ended[:ATTEMPTS_SHOWN])
         if index == 0 or attempt.is_bad
     ]
@@ -412,6 +422,14 @@ def attempts(status: Status) -> Iterator[Row]:
         if len(newest.changes) > 1:
             more = f" (and {len(newest.changes) - 1} more)"
         yield "changed", f"{newest.label or newest.job_id} {newest.changes[0]}{more}", ""
+
+
+def _without_cause(attempt: ShownAttempt, status: Status) -> ShownAttempt:
+    """The same where a finding tells why it ended, which is said once."""
+    told = [one.subject for one in status.findings if one.detector == "unfinished-end"]
+    if attempt.how is None or attempt.label not in told:
+        return attempt
+    return replace(attempt, how=attempt.how.partition(": ")[0])
 
 
 def _start(attempt: Attempt) -> float:

@@ -188,11 +188,8 @@ def render(status: Status, screen: Screen) -> RenderableType:
     )
     head = heading(status.verdict.upper(), badge, name=name, time=status.time, screen=screen)
     words = line(f"{status.answer}.", screen, ANSWER_STYLES[status.may_sleep])
-    reason = line(
-        shortened(f"{capitalized(status.why)}.", LONGEST),
-        screen,
-        "not bold default",
-    )
+    said = shortened(f"{capitalized(status.why)}.", LONGEST)
+    reason = line(said, screen, "not bold default")
     is_slow = status.verdict is VerdictWord.SLOW
     if is_slow:  # before what is only missing for the night
         words = reason.append(" ").append(words)
@@ -215,7 +212,8 @@ def render(status: Status, screen: Screen) -> RenderableType:
         room = None
     else:
         room = max(1, screen.height - top - sum(map(lines, needs)))
-    incidents, unknown = rows.incidents_of(status.findings), list(rows.unknown_rows(status))
+    incidents = rows.incidents_of(tuple(rows.referring(one, said) for one in status.findings))
+    unknown = list(rows.unknown_rows(status))
     rest = fitted(
         incidents, unknown, details=list(_details(status, screen)), room=room, lines=lines
     )

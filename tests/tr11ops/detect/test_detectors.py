@@ -97,9 +97,9 @@ def test_the_first_cause_is_quoted() -> None:
         ),
         "unfinished-end",
     )
+    assert finding.title == "attempt 1000_7 failed: rank 12 on n02: RuntimeError: NCCL"
     assert finding.evidence == (
-        "1000_7: no end marker: rank 12 on n02: RuntimeError: NCCL; the scheduler says FAILED, a step"
-        " of it was ended by SIGABRT (exit code 134)",
+        "1000_7: no end marker: the scheduler says FAILED, a step of it was ended by SIGABRT (exit code 134)",
     )
 
 

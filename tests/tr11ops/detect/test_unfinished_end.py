@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from io import StringIO
+
 import pytest
 from msgspec.structs import replace
+from rich.console import Console
 
 from tests.tr11ops.detect.detector_table import (
     UNKNOWN,
@@ -38,7 +41,12 @@ from tr11ops.dialects.settings import settings_of
 from tr11ops.observe.observations import LaunchEnd, Phase
 from tr11ops.observe.snapshot import Attempt
 from tr11ops.rundir.hold_store import HoldRecord
+from tr11ops.status.assessment import status_of
+from tr11ops.status.extra_observations import ExtraObservations
+from tr11ops.status.rows import Screen
+from tr11ops.status.screen import render
 from tr11ops.trainers.levels import standing_of
+from tr11ops.watchdog.verdict import judge
 
 
 def test_a_check_that_fails_everywhere_is_shown_by_its_own_failures() -> None:
@@ -520,3 +528,20 @@ def test_what_the_scheduler_says_of_a_jobs_end_has_one_wording() -> None:
     ended = replace(held, exit_code=0).end_words
     assert ended == "FAILED, a step of it was ended by SIGTERM (exit code 143)"
     assert replace(running(), state=JobState.COMPLETED, exit_code=0).end_words == "COMPLETED"
+
+
+def test_a_stopped_run_says_once_why_it_ended() -> None:
+    """The screen's head says it; what stands below refers to that, and does not say it again."""
+    why = "software or data, not the nodes: the same fault came back on n12 and n13"
+    bad = replace(failed("1007", HOUR, "software", why), failure=why)
+    ends = tuple(LaunchEnd("1007", launch, NOW - HOUR, reached=31_350) for launch in (1, 2))
+    seen = idle(attempts=(bad,), launch_ends=ends, jobs=(pending(reason="JobHeldAdmin"),))
+    hold = HoldRecord("1000", "tr11", NOW - HOUR, why, is_for_fault=True)
+    seen = changed(seen, holds=(hold,))
+    findings = detect_all(seen)
+    status = status_of(seen, findings, judge(seen, findings), ExtraObservations())
+    drawn = StringIO()
+    Console(width=80, file=drawn).print(render(status, Screen(80, unicode=False)))
+    shown = " ".join(drawn.getvalue().split())
+    assert shown.count(why) == 1, shown
+    assert "attempt 1000_7 failed: see above" in shown and "1000_7 no end marker, 1 h" in shown
