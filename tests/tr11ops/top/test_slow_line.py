@@ -95,7 +95,9 @@ def test_what_is_typed_before_the_plan_is_seen_confirms_nothing(place: Place) ->
     try:
         tmux.until_shown("small/main")
         tmux.held.touch()
-        tmux.press("k", *"why", "Enter", "y", "k", "y")
+        tmux.press("k")
+        tmux.until_drawn("to be stopped?")
+        tmux.press(*"why", "Enter", "y", "k", "y")
         tmux.until_drawn("to carry it out")
         assert "carry" not in tmux.shown(), "the line holds it back"
         tmux.press("y", "Enter", "y")
