@@ -49,7 +49,7 @@ def test_a_run_is_one_line_that_says_what_status_says(recorded: Path) -> None:
     watch, for_, facts = " ".join(map(str.strip, more)).rpartition(" for ")
     assert watch == status["watchdog_fault"] == run["watchdog_fault"]
     assert for_ and facts.endswith(
-        "; 3 alerts are open: no one has taken any of them; 0.1 node-hours"
+        "; 3 alerts are open: no one has taken 1 of them; 0.1 node-hours"
     )
     assert (
         code == 0
