@@ -521,4 +521,6 @@ def counters_jump(scene: Scene) -> None:
         "--array", "1-2", "--set schedule.learning_rate=1e-3 --set schedule.on_resume=override"
     )
     scene.treat("counters-jump")
-    assert json.loads(scene.status("--json"))["verdict"] == "stopped"
+    scene.until(
+        lambda: json.loads(scene.status("--json"))["verdict"] == "stopped", "the end of its job"
+    )
