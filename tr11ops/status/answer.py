@@ -117,7 +117,8 @@ def _trouble(findings: tuple[Finding, ...], verdict: Verdict, extra: ExtraObserv
         if owner:
             return f"{owner} has it; if that is you, stay up"
         return PERSON
-    open_ones = [alert for alert in alerts if alert.severity is Severity.CRITICAL]
+    # one that is no longer found closes by itself
+    open_ones = [one for one in alerts if one.severity is Severity.CRITICAL and not one.clear_looks]
     if open_ones and not all(alert.holder for alert in open_ones):
         return f"{FIRST}: a critical alert is open, and no one has taken it"
     return ""

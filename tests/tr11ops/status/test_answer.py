@@ -55,6 +55,7 @@ from tr11ops.watchdog.verdict import MOVING, Verdict, VerdictWord, judge
         (HEALTHY, (FAULT,), (alert(acknowledged_by="ben", owner="eva"),), False, "eva has it"),
         (HEALTHY, (FAULT, REMARK), (alert("other", owner="eva"),), False, "a person is needed"),
         (HEALTHY, (), (alert(),), False, "and no one has taken it"),
+        (HEALTHY, (), (alert(clear_looks=1),), True, "You may sleep"),
         (HEALTHY, (), (alert(owner="eva"),), True, "You may sleep"),
         (HEALTHY, (), (alert(severity=Severity.WARNING),), True, "You may sleep"),
         (HEALTHY, (), Unknown("unreadable"), True, "alerts are unknown"),
