@@ -288,7 +288,7 @@ class Kill(Record):
         if self.now:
             return "End the run now, without saving?"
         if self.has_switch:
-            return "Set the kill switch?"
+            return "Stop the run?"
         return "Ask the scheduler to stop it?"
 
     def lines(self) -> list[str]:

@@ -137,7 +137,7 @@ class Served:
         roots = [str(root) for root in self.watcher.roots]
         sums = sums_of(self.watcher.news())
         views = self.views()
-        counts = verdict_counts((view.word, view.exit_code) for view in views)
+        counts = verdict_counts((view.name, view.word, view.exit_code) for view in views)
         return self.page(
             request,
             "list",

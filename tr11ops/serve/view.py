@@ -443,7 +443,7 @@ def _alerts_line(news: News, told: Mapping[str, Any], on_call: OnCall | None, no
     cares = [care_of(entry) for entry in rows(told.get("alerts"))]
     if not cares:
         return "None is open."
-    return f"{len(cares)} {alerts_words(cares, on_call, now)}."
+    return f"{alerts_words(cares, on_call, now)}."
 
 
 def _ended_line(told: Mapping[str, Any]) -> str:

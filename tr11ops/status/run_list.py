@@ -50,6 +50,7 @@ _WORST_FIRST = (
     VerdictWord.FINISHED,
 )
 _BY_EXIT_CODE = {1: 0, 3: 1, 0: 2}
+MOST_NAMED = 5  # runs in a sentence; more are counted
 
 
 def urgency(word: VerdictWord, exit_code: int) -> tuple[int, int]:
@@ -59,20 +60,27 @@ def urgency(word: VerdictWord, exit_code: int) -> tuple[int, int]:
     return _BY_EXIT_CODE.get(exit_code, 1), _WORST_FIRST.index(word)
 
 
-def verdict_counts(runs: Iterable[tuple[VerdictWord, int]]) -> str:
-    """Of some runs, by verdict and exit code: how many need a person, and what the others are."""
-    found = sorted((urgency(word, code), word) for word, code in runs)
-    asking = [word for (place, _), word in found if not place]
-    others = [word for (place, _), word in found if place]
+def verdict_counts(runs: Iterable[tuple[str, VerdictWord, int]]) -> str:
+    """Of some runs, by name, verdict and exit code: how many need a person, and what the others are."""
+    found = sorted((urgency(word, code), word, name) for name, word, code in runs)
+    are_named = len(found) <= MOST_NAMED
+    asking = [(word, name) for (place, _), word, name in found if not place]
+    others = [(word, name) for (place, _), word, name in found if place]
     if asking:
-        said = f"{counted(len(asking), 'needs', 'need')} a person ({_by_word(asking)})"
+        said = f"{counted(len(asking), 'needs', 'need')} a person ({_by_word(asking, are_named)})"
+    elif any(word is VerdictWord.UNKNOWN for word, _ in others):
+        said = "none is known to need a person"
     else:
-        said = f"none {'is known to need' if VerdictWord.UNKNOWN in others else 'needs'} a person"
-    return "; ".join(filter(None, (f"{counted(len(found), 'run')}: {said}", _by_word(others))))
+        said = "none needs a person"
+    counts = f"{counted(len(found), 'run')}: {said}"
+    return "; ".join(filter(None, (counts, _by_word(others, are_named))))
 
 
-def _by_word(words: Iterable[str]) -> str:
-    return ", ".join(f"{count} {word}" for word, count in Counter(words).items())
+def _by_word(runs: Iterable[tuple[VerdictWord, str]], are_named: bool) -> str:
+    if are_named:
+        return ", ".join(f"{name} {word}" for word, name in runs)
+    words = Counter(word for word, _ in runs)
+    return ", ".join(f"{count} {word}" for word, count in words.items())
 
 
 def unwatched(word: VerdictWord, fault: object) -> str:
@@ -85,15 +93,26 @@ def unwatched(word: VerdictWord, fault: object) -> str:
 
 
 def alerts_words(cares: Sequence[AlertCare], on_call: OnCall | None, now: float) -> str:
-    """Who has the open alerts, and who was told of those that no one has, to follow their number."""
-    untaken = [care for care in cares if care.is_found and not care.holder]
-    who = "; ".join(dict.fromkeys(care.words(on_call, now) for care in cares))
-    if untaken and len(cares) > 1:
-        some = "any" if len(untaken) == len(cares) else len(untaken)
-        who = f"no one has taken {some} of them"
-        if on_call is not None:
-            who += min((care.called(on_call) for care in untaken), key=len)
-    return f"{'is' if len(cares) == 1 else 'are'} open: {who}"
+    """How many alerts are open, and who has those whose fault is found, or was told of it. What is said
+    of the others is told apart: it holds for none that a person has to act on.
+    """
+    found = [care for care in cares if care.is_found]
+    closing = [care for care in cares if not care.is_found]
+    said = []
+    if found:
+        untaken = [care for care in found if not care.holder]
+        who = "; ".join(dict.fromkeys(care.words(on_call, now) for care in found))
+        if untaken and len(found) > 1:
+            some = "any" if len(untaken) == len(found) else len(untaken)
+            who = f"no one has taken {some} of them"
+            if on_call is not None:
+                who += min((care.called(on_call) for care in untaken), key=len)
+        said.append(f"{counted(len(found), 'is', 'are')} open: {who}")
+    if len(closing) == 1:
+        said.append(f"1 is {closing[0].words(on_call, now)}")
+    elif closing:
+        said.append(f"{len(closing)} are no longer found, and close by themselves")
+    return "; ".join(said)
 
 
 class ListedRun(Record):

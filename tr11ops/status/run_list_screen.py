@@ -47,7 +47,7 @@ def _wrapped(text: str, first: str, further: str) -> list[str]:
 
 
 def _summary(shown: RunList) -> str:
-    counts = verdict_counts((run.word, run.exit_code) for run in shown.runs)
+    counts = verdict_counts((str(run.directory), run.word, run.exit_code) for run in shown.runs)
     return f"{counts}; {', '.join(total(shown.runs).words)}"
 
 
@@ -104,8 +104,7 @@ def _care(run: ListedRun, now: float) -> Iterator[str]:
     """Who has its alerts, and who is on call."""
     said = ""
     if run.cares:
-        open_ones = alerts_words(run.cares, run.on_call, now)
-        said = f"{counted(len(run.cares), 'alert')} {open_ones}"
+        said = f"alerts: {alerts_words(run.cares, run.on_call, now)}"
     elif run.exit_code == 1:
         said = AlertCare().words(run.on_call, now)
     if said:

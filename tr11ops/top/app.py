@@ -398,20 +398,21 @@ class TopApp(App[None]):  # type: ignore[misc]  # textual may be absent
 
     def action_resume(self) -> None:
         """Take away what stands in its way; where nothing does and nothing is queued, launch it."""
-        self._ask_why("to go on", self._resume)
+        self._ask_why("to go on", self._resume, REASON)
 
     def _resume(self, reason: str, key: str) -> None:
         self._beside("tr11 resume", partial(self._way_on, reason=reason), key)
 
-    def _ask_why(self, what: str, work: Callable[..., None]) -> None:
-        """Ask for the reason of an act on the run of the line; what its look says of it stands there."""
+    def _ask_why(self, what: str, work: Callable[..., None], why: str = "") -> None:
+        """Ask for the reason of an act on the run of the line; `why`, else what its look has found, stands
+        there.
+        """
         key = self._target()
         run = self._looks.get(key)
         if run is None or self._waits_for:
             return
-        why = ""
         if run.look is not None:
-            why = reason_now(run.look)
+            why = why or reason_now(run.look)
         self._asked = partial(work, key=key)
         self._ask(f"{run.name}: {WHY.format(f'it {what}')}", why)
 

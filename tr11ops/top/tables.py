@@ -14,7 +14,7 @@ from tr11ops.base.observed import known
 from tr11ops.base.units import counted, duration
 from tr11ops.detect.node_progress import short_name
 from tr11ops.status.published import word_of
-from tr11ops.status.run_list import kept_words, unwatched, urgency, verdict_counts
+from tr11ops.status.run_list import alerts_words, kept_words, unwatched, urgency, verdict_counts
 from tr11ops.watchdog.verdict import EXIT_CODES, VerdictWord
 from trainer.contract.record import Record
 from trainer.contract.units import shortened
@@ -103,10 +103,9 @@ class LookedAt(Record):
         status = self.look.status
         fault = unwatched(status.verdict, status.watchdog_fault)
         told = "; ".join(filter(None, (f"{status.verdict.value}: {status.why}", fault)))
-        alerts = status.alerts or ()
-        who = dict.fromkeys(one.care.words(status.on_call, status.time) for one in alerts)
-        if who:
-            told += f"; alerts: {'; '.join(who)}"
+        cares = [alert.care for alert in status.alerts or ()]
+        if cares:
+            told += f"; alerts: {alerts_words(cares, status.on_call, status.time)}"
         if status.on_call is not None:
             told += f"; on call: {status.on_call.words(status.time)}"
         return told
@@ -142,14 +141,15 @@ def _urgency(run: LookedAt) -> tuple[tuple[int, int], str]:
         if run.before is not None:
             word = word_of(run.before.word)
         return urgency(word, EXIT_CODES.get(word, 0)), run.name
-    return urgency(*_seen(run)), run.name
+    _, word, exit_code = _seen(run)
+    return urgency(word, exit_code), run.name
 
 
-def _seen(run: LookedAt) -> tuple[VerdictWord, int]:
-    """Its verdict now, and the exit code."""
+def _seen(run: LookedAt) -> tuple[str, VerdictWord, int]:
+    """Its name, its verdict now, and the exit code."""
     if run.look is None:
-        return VerdictWord.UNKNOWN, 3
-    return run.seen.status.verdict, run.look.exit_code
+        return run.name, VerdictWord.UNKNOWN, 3
+    return run.name, run.seen.status.verdict, run.look.exit_code
 
 
 def _run_cells(run: LookedAt) -> Iterator[str]:

@@ -49,7 +49,7 @@ def test_a_run_is_one_line_that_says_what_status_says(recorded: Path) -> None:
     watch, for_, facts = " ".join(map(str.strip, more)).rpartition(" for ")
     assert watch == status["watchdog_fault"] == run["watchdog_fault"]
     assert for_ and facts.endswith(
-        "; 3 alerts are open: no one has taken 1 of them; 0.1 node-hours"
+        "; alerts: 1 is open: no one has taken it; 2 are no longer found, and close by themselves; 0.1 node-hours"
     )
     assert (
         code == 0
@@ -202,10 +202,12 @@ def test_several_runs_say_whose_they_are_who_has_them_and_what_they_hold() -> No
     lines = list(list_lines(runs, seen.time))
     text = " ".join(" ".join(lines).split())
     assert max(map(len, lines)) <= 80
-    assert text.startswith("4 runs: 2 need a person (2 stalled); 1 unknown, 1 healthy; 48 nodes")
+    assert text.startswith(
+        "4 runs: 2 need a person (a stalled, c stalled); d unknown, b healthy; 48 nodes"
+    )
     assert "210.0 node-hours, 1,600.0 GPU-hours, 3,200.00 EUR, 84.0 kWh, without 1 run" in text
     assert "no one has taken it; ana@example.org is on call; six; " in text
-    assert "1 alert is open: ben@example.org has it; on call: ana@example.org; six; " in text
+    assert "alerts: 1 is open: ben@example.org has it; on call: ana@example.org; six; " in text
     assert "on call: cleo@example.org (took the shift, 5 h 00 min left); seven; " in text
     assert "seven: 1 run, " in text and "six: 2 runs, " in text
     assert "bad1: excluded by a, b" in text
@@ -225,29 +227,29 @@ def test_open_alerts_are_told_whatever_the_verdict_with_who_has_them() -> None:
             ([], "on call: ana@example.org"),
             (
                 [warning],
-                "1 alert is open: no one has taken it; ana@example.org is on call and was told",
+                "alerts: 1 is open: no one has taken it; ana@example.org is on call and was told",
             ),
             (
                 [warning, warning],
-                "2 alerts are open: no one has taken any of them; ana@example.org is on call and was told",
+                "alerts: 2 are open: no one has taken any of them; ana@example.org is on call and was told",
             ),
             (
                 [{**warning, "owner": "ben"}, warning],
-                "2 alerts are open: no one has taken 1 of them; ana@example.org is on call and was told",
+                "alerts: 2 are open: no one has taken 1 of them; ana@example.org is on call and was told",
             ),
             (
                 [warning, {"severity": "info"}],
-                "2 alerts are open: no one has taken any of them; ana@example.org is on call",
+                "alerts: 2 are open: no one has taken any of them; ana@example.org is on call",
             ),
-            ([{**warning, "owner": "ben"}], "1 alert is open: ben has it; on call: ana@"),
+            ([{**warning, "owner": "ben"}], "alerts: 1 is open: ben has it; on call: ana@"),
         ):
             run = ListedRun(Path("big"), {**told, "verdict": word, "alerts": alerts})
             lines = list(list_lines(RunList.of([run]), seen.time))
             text = " ".join(" ".join(lines).split())
             assert wanted in text and text.count("ana@example.org") == 1
             view = view_of(News("big", Path("big"), document=run.told), seen.time)
-            said = wanted.replace(" alert is", " is").replace(" alerts are", " are")
-            assert not alerts or said.partition("; on call")[0] in view.alerts_line
+            said = wanted.removeprefix("alerts: ").partition("; on call")[0]
+            assert not alerts or said in view.alerts_line
 
 
 def test_what_a_run_has_held_is_counted_at_the_moment_of_each_look(
@@ -489,14 +491,18 @@ def test_a_key_that_is_none_is_told_the_nearest(
 
 
 def test_runs_are_counted_by_the_verdicts_that_are_shown() -> None:
-    stalled, stopped = (VerdictWord.STALLED, 1), (VerdictWord.STOPPED, 0)
-    well, unseen = (VerdictWord.HEALTHY, 0), (VerdictWord.UNKNOWN, 3)
+    stalled, stopped = ("a", VerdictWord.STALLED, 1), ("b", VerdictWord.STOPPED, 0)
+    well, unseen = ("c", VerdictWord.HEALTHY, 0), ("d", VerdictWord.UNKNOWN, 3)
     for runs, said in (
-        ([well], "1 run: none needs a person; 1 healthy"),
-        ([stopped, well, stalled], "3 runs: 1 needs a person (1 stalled); 1 stopped, 1 healthy"),
-        ([well, unseen], "2 runs: none is known to need a person; 1 unknown, 1 healthy"),
+        ([well], "1 run: none needs a person; c healthy"),
+        ([stopped, well, stalled], "3 runs: 1 needs a person (a stalled); b stopped, c healthy"),
+        ([well, unseen], "2 runs: none is known to need a person; d unknown, c healthy"),
         # one that is stopped may need a person all the same
-        ([stopped, (VerdictWord.STOPPED, 1)], "2 runs: 1 needs a person (1 stopped); 1 stopped"),
-        ([stalled, stalled], "2 runs: 2 need a person (2 stalled)"),
+        (
+            [stopped, ("e", VerdictWord.STOPPED, 1)],
+            "2 runs: 1 needs a person (e stopped); b stopped",
+        ),
+        ([stalled, stalled], "2 runs: 2 need a person (a stalled, a stalled)"),
+        ([well] * 5 + [stalled], "6 runs: 1 needs a person (1 stalled); 5 healthy"),
     ):
         assert verdict_counts(runs) == said

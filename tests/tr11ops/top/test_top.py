@@ -70,7 +70,7 @@ def test_what_needs_a_person_comes_first_and_what_is_not_seen_next(place: Place)
     table = runs_table((unseen, stalled))
     assert table.rows[0].cells[:2] == ("z/main", "stalled, unwatched")
     assert "; no watchdog looks at the run; " in table.rows[0].more
-    assert table.sentence == "2 runs: 1 needs a person (1 stalled); 1 unknown"
+    assert table.sentence == "2 runs: 1 needs a person (z/main stalled); b/main unknown"
     assert table.rows[1].cells[1:] == ("unknown", "-", "-", "-", "-", "its card cannot be read")
 
 
@@ -116,7 +116,7 @@ def test_what_the_watchdog_found_is_shown_before_the_first_look_as_past() -> Non
     table = runs_table((LookedAt("a", "a/main", None), waiting))
     assert (
         table.sentence
-        == "2 runs: none is known to need a person; 2 unknown; 2 still to be looked at"
+        == "2 runs: none is known to need a person; a/main unknown, b/main unknown; 2 still to be looked at"
     )
     assert table.rows[0].cells[:3] == ("b/main", "was down", "6 min")
     assert table.rows[0].cells[-1] == "the watchdog found it down 1 min ago; looking"
