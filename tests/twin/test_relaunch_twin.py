@@ -308,7 +308,8 @@ def test_a_fault_that_follows_the_rank_blames_no_node(
     def is_told() -> bool:  # what is said while the job is still about to leave is another matter
         capsys.readouterr()
         execute(["status", "--scheduler", "slurm"])
-        return "software or data, not the nodes" in capsys.readouterr().out
+        said = " ".join(capsys.readouterr().out.split())
+        return "software or data, not the nodes" in said
 
     stage.wait(is_told, "the cause on the screen")
 

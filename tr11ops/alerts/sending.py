@@ -20,8 +20,7 @@ from tr11ops.alerts.state import WATCHDOG, AlertEvent, AlertState, Message, even
 from tr11ops.alerts.store import StoredAlerts, commit
 from tr11ops.alerts.url_route import UrlRoute
 from tr11ops.base.observed import cause
-from tr11ops.runcard.card import RunCard
-from tr11ops.runcard.find import is_same_everywhere
+from tr11ops.runcard.card import RunCard, shipped_folder
 from tr11ops.rundir.journal import Journal
 from tr11ops.rundir.paths import RunDirectory
 from trainer.contract.files import host_name
@@ -70,7 +69,7 @@ class Sender(Record):
     def of(cls, directory: RunDirectory, card: RunCard, now: float, typed: str = "") -> Sender:
         """By the card's rules, from this machine; `typed` is the card as the person named it."""
         folder = str(Path.cwd())
-        if is_same_everywhere(Path(typed), card.run.name, directory.paths.root):
+        if _is_same_everywhere(Path(typed), directory.paths.root):
             folder = ""
         policy = policy_of(card, mark=directory.mark, host=host_name(), folder=folder, typed=typed)
         return cls(directory, card, policy, now)
@@ -204,3 +203,13 @@ class Sender(Record):
         except OSError as error:
             return f"the journal could not be written: {cause(error)}"
         return ""
+
+
+def _is_same_everywhere(card: Path, root: Path) -> bool:
+    """Whether a card, as it was typed, means the run at `root` in whatever folder a command is typed:
+    not where its paths begin in the current one. By the names alone: `runcard.find.base_of` looks at
+    the file system, and of one that does not answer a mail must go out.
+    """
+    if not card.is_absolute() or card.is_relative_to(shipped_folder()):
+        return False
+    return root.is_relative_to(card.parent) or not root.is_relative_to(Path.cwd())

@@ -16,7 +16,6 @@ from msgspec.structs import replace
 from tr11ops.base.errors import HostlistError
 from tr11ops.cluster.arrays import NO_TASK, expand, task_numbers
 from tr11ops.cluster.base import Job, JobState, Node, Partition, state_words
-from tr11ops.cluster.pending_reasons import reason_of
 from tr11ops.cluster.sbatch_options import gpu_count, gpu_kind_of, gpus_of
 
 SEPARATOR = "\x1f"
@@ -197,7 +196,7 @@ def job_from_record(record: Mapping[str, str]) -> Job:
 def _job_reason(record: Mapping[str, str], state: JobState) -> str:
     """Why a job waits, or how it ended; "" for Slurm's "None", and for a hold that it has outlived."""
     reason = text_value(record.get("Reason", ""))
-    is_outlived = state is not JobState.PENDING and reason_of(reason).held_by is not None
+    is_outlived = state is not JobState.PENDING and reason.startswith("JobHeld")
     if reason == "None" or is_outlived:
         return ""
     return reason

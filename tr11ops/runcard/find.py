@@ -158,19 +158,6 @@ def base_of(card: Path, tables: Mapping[str, Any], current: Path) -> PathBase:
     return PathBase(folder, "card")
 
 
-def is_same_everywhere(card: Path, name: str, root: Path) -> bool:
-    """Whether `card`, as it was typed here, means the run `name` in `root` in whatever folder a command
-    is typed: its paths begin in its own folder.
-    """
-    if not card.is_absolute():
-        return False
-    current, directory = Path.cwd(), root
-    if root.is_relative_to(current) and not root.is_relative_to(_folder_of(card, current)):
-        directory = root.relative_to(current)
-    tables = {"run": {"name": name, "directory": str(directory)}}
-    return base_of(card, tables, current).reason == "card"
-
-
 def _folder_of(card: Path, current: Path) -> Path:
     """The card's folder, as it was named where that is plain."""
     path = current / card

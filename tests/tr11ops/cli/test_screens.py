@@ -50,7 +50,8 @@ def shown(words: tuple[str, ...], columns: str, capture: pytest.CaptureFixture[s
 
 def tokens(text: str) -> set[str]:
     """Words that no clock changes."""
-    found = (word.strip(".…,;:()") for word in text.split())
+    # a backslash ends a line of a command that goes on
+    found = (word.strip(".…,;:()\\") for word in text.split())
     return {word for word in found if word and not re.search(r"\d", word)}
 
 

@@ -70,6 +70,7 @@ def test_a_recorded_queue_says_what_happened() -> None:
         ("PENDING", "Resources", "Resources"),
         ("PENDING", "JobHeldAdmin", "JobHeldAdmin"),
         ("COMPLETED", "JobHeldAdmin", ""),  # it was held once, and is done
+        ("FAILED", "JobLaunchFailure", "JobLaunchFailure"),  # that is how it ended
         ("TIMEOUT", "TimeLimit", "TimeLimit"),
     ],
 )
