@@ -496,16 +496,18 @@ def _behind(beats: tuple[Heartbeat, ...], pace: float | None) -> Iterator[tuple[
     if pace is None or not all(beat.is_own and beat.phase in TRAINING_PHASES for beat in beats):
         return
     by_node = _by_node((beat.host, beat) for beat in beats)
+    last_words = {node: max(beat.time for beat in own) for node, own in by_node.items()}
+    least = {node: min(beat.iteration for beat in own) for node, own in by_node.items()}
     for node, own in by_node.items():
-        newest = max(beat.time for beat in own)
+        furthest = max(beat.iteration for beat in own)
         done = [
-            min(beat.iteration for beat in theirs)
-            for other, theirs in by_node.items()
-            if other != node and all(beat.time <= newest for beat in theirs)
+            least[other]
+            for other, time in last_words.items()
+            if other != node and time <= last_words[node]
         ]
         if not done:
             continue
-        usual, furthest = median_high(done), max(beat.iteration for beat in own)
+        usual = median_high(done)
         lag = usual - furthest
         if lag >= BEHIND_ITERATIONS and lag * pace > BEHIND_SECONDS:
             ranks = counted(len(own), "rank is", "ranks are")
