@@ -101,7 +101,7 @@ class Throughput(Record):
         return self.percent is not None and self.percent < SLOW_PERCENT
 
 
-class Speed(Record):
+class CurrentSpeed(Record):
     """How quick the training is now: all that is told of it beside each other is of these lines, the
     newest of one launch.
 
@@ -307,7 +307,7 @@ def next_checkpoint(snapshot: Snapshot) -> NextCheckpoint | None:
     if liveness is None or liveness.phase == ENDED_PHASE or not liveness.is_fresh(snapshot.time):
         return None
     found = [*_by_interval(snapshot), *_by_minutes(snapshot)]
-    if speed_of(snapshot) is None and not found and snapshot.run.checkpoint_interval:
+    if not found and snapshot.run.checkpoint_interval and speed_of(snapshot) is None:
         done = _done(snapshot)
         step = _next_step(snapshot, done, snapshot.run.checkpoint_interval)
         return NextCheckpoint(step, None, "interval", step - done)
@@ -380,7 +380,7 @@ def windows_before(values: Sequence[float]) -> Iterator[Sequence[float]]:
         yield window
 
 
-def speed_of(snapshot: Snapshot, best: tuple[float, float] | None = None) -> Speed | None:
+def speed_of(snapshot: Snapshot, best: tuple[float, float] | None = None) -> CurrentSpeed | None:
     """How quick the run is, on the nodes that train now; None before they have shown it. `best`: the
     best (TFLOPs of a worker, samples a second) that it kept up.
     """
@@ -399,7 +399,7 @@ def speed_of(snapshot: Snapshot, best: tuple[float, float] | None = None) -> Spe
     (rate, unit), ever = rate_of(record), None
     if best is not None:
         ever = max(best[unit != FLOPS], rate or 0.0)
-    return Speed(
+    return CurrentSpeed(
         seconds,
         usual=usual if seconds > OTHER_SPEED * usual else None,
         throughput=None if rate is None else Throughput(rate, ever, unit),
