@@ -6,17 +6,20 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, TypeAlias
 
 from tr11ops.base.observed import Observed, Unknown, known, observed
 from tr11ops.base.units import counted
 from trainer.contract.record import Record
 
 if TYPE_CHECKING:
+    from tr11ops.goodput.history_values import AttemptHistory
     from tr11ops.observe.snapshot import Snapshot
     from tr11ops.runcard.card import RunCard
     from tr11ops.rundir.paths import RunDirectory
 
+    # when it was read, the jobs that ran, the attempts, the energy
+    Kept: TypeAlias = tuple[float, list[str], Observed[tuple[AttemptHistory, ...]], Observed[float]]
 
 JOULES_IN_KWH = 3.6e6
 MICROS_IN_HOUR = 3.6e9
@@ -131,7 +134,7 @@ class UseReader:
     """
 
     def __init__(self) -> None:
-        self._kept: dict[str, Any] = {}
+        self._kept: dict[str, Kept] = {}
 
     def read(self, card: RunCard, directory: RunDirectory, snapshot: Snapshot) -> RunUse:
         """Of one run, which was looked at just now. Never raises for what cannot be read."""
@@ -142,11 +145,12 @@ class UseReader:
             return use_of(card, None, Unknown("the run directory is not there"))
         key = str(directory.root)
         running = [job.job_id for job in snapshot.active_jobs]
-        made, ran, attempts, joules = self._kept.get(key, (0.0, None, (), 0.0))
-        if ran != running or time.monotonic() - made > KEPT_SECONDS:
+        kept = self._kept.get(key)
+        if kept is None or kept[1] != running or time.monotonic() - kept[0] > KEPT_SECONDS:
             attempts = observed(read_attempts_alone, directory, snapshot.jobs)
-            joules = energy_of(directory, snapshot)
-            self._kept[key] = (time.monotonic(), running, attempts, joules)
+            kept = (time.monotonic(), running, attempts, energy_of(directory, snapshot))
+            self._kept[key] = kept
+        _, _, attempts, joules = kept
         if isinstance(attempts, Unknown):
             return use_of(card, None, joules)
         return use_of(card, held_micros(attempts, snapshot.time) / MICROS_IN_HOUR, joules)
