@@ -133,19 +133,15 @@ class Served:
 
     # ------------------------------------------------------------------------- reading
     async def runs(self, request: Request) -> Response:
-        troubles = {str(root): why for root, why in self.watcher.troubles.items() if why}
-        roots = [str(root) for root in self.watcher.roots]
-        sums = sums_of(self.watcher.news())
         views = self.views()
-        counts = verdict_counts((view.name, view.word, view.exit_code) for view in views)
         return self.page(
             request,
             "list",
             runs=views,
-            counts=counts,
-            sums=sums,
-            troubles=troubles,
-            roots=roots,
+            counts=verdict_counts((view.name, view.word, view.exit_code) for view in views),
+            sums=sums_of(self.watcher.news()),
+            troubles={str(root): why for root, why in self.watcher.troubles.items() if why},
+            roots=self.watcher.roots,
         )
 
     async def run(self, request: Request) -> Response:
@@ -398,8 +394,8 @@ class Served:
 
     def _said(self, request: Request, status: int, why: str, key: str = "") -> Response:
         back = f"/run/{key}" if key else "/"
-        lines = why.splitlines()
-        return self.page(request, "message", status, title="Not done", lines=lines, back=back)
+        shown = {"lines": why.splitlines(), "back": back}
+        return self.page(request, "message", status, title="Not done", **shown)
 
 
 def asks_address(session: WebSession | None, news: News) -> bool:
@@ -453,21 +449,22 @@ def application(watcher: RunPoller, settings: ServeSettings) -> Starlette:
         return answer
 
     table = (
-        ("/", served.runs, "GET"),
-        ("/runs.json", served.document, "GET"),
-        ("/events", served.events, "GET"),
-        ("/run/{key}", served.run, "GET"),
-        ("/run/{key}/details", served.details, "GET"),
-        ("/run/{key}/log", served.log, "GET"),
-        ("/run/{key}/alert/{fingerprint}", served.incident, "GET"),
+        ("/", served.runs),
+        ("/runs.json", served.document),
+        ("/events", served.events),
+        ("/run/{key}", served.run),
+        ("/run/{key}/details", served.details),
+        ("/run/{key}/log", served.log),
+        ("/run/{key}/alert/{fingerprint}", served.incident),
         ("/run/{key}/act", served.act, "POST"),
-        ("/answer/{token}", served.answer, "GET"),
-        ("/answer/{token}", served.answer, "POST"),
-        ("/runbook/{name}", served.runbook, "GET"),
-        ("/assets/{name}", served.asset, "GET"),
-        ("/login", served.login, "GET"),
-        ("/login", served.login, "POST"),
+        ("/answer/{token}", served.answer, "GET", "POST"),
+        ("/runbook/{name}", served.runbook),
+        ("/assets/{name}", served.asset),
+        ("/login", served.login, "GET", "POST"),
         ("/logout", served.logout, "POST"),
     )
-    routes = [Route(path, partial(guarded, handler), methods=[how]) for path, handler, how in table]
+    # without another method: GET
+    routes = [
+        Route(path, partial(guarded, handler), methods=how or None) for path, handler, *how in table
+    ]
     return Starlette(routes=routes)

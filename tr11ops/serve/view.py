@@ -134,6 +134,7 @@ class RunView(Record):
     tone: str
     urgency: tuple[int, int]
     why: str
+    main_fault: str
     answer: str
     since: str
     iteration: str
@@ -210,11 +211,12 @@ def view_of(news: News, now: float) -> RunView:
         tone=tone,
         urgency=urgency(word, exit_code),
         why=text(told.get("why") or _why(news)),
+        main_fault=text(told.get("main_fault")),
         answer=_answer(told, needs),
         since=_since(told, now),
         iteration=_iteration(done, total),
         percent=_percent(done, total),
-        loss=_number(told.get("loss"), ".4f"),
+        loss=_number(told, "loss", ".4f"),
         eta=_eta(told, word),
         on_call="unknown" if on_call is None else on_call.words(now),
         is_taken=on_call is not None and on_call.taken is not None,
@@ -338,34 +340,34 @@ def _tiles(told: Mapping[str, Any], now: float) -> Iterator[Tile]:
     rate = table(told.get("throughput"))
     yield Tile(
         "loss",
-        _number(told.get("loss"), ".4f"),
-        f"grad norm {_number(told.get('grad_norm'), '.3f')}",
+        _number(told, "loss", ".4f"),
+        f"grad norm {_number(told, 'grad_norm', '.3f')}",
     )
     percent = number(rate.get("percent"))
     best = "" if percent is None else f"{percent:.0f} % of its best"
-    yield Tile("seconds a step", _number(told.get("seconds_per_iteration"), ".2f"), best)
+    yield Tile("seconds a step", _number(told, "seconds_per_iteration", ".2f"), best)
     trainer = table(told.get("trainer"))
     tokens = number(told.get("consumed_tokens"))
     if tokens is not None or not trainer:  # another trainer may not tell of them
         seen = "-" if tokens is None else quantity(tokens)
-        yield Tile("tokens seen", seen, f"batch {_number(told.get('global_batch_size'), ',.0f')}")
+        yield Tile("tokens seen", seen, f"batch {_number(told, 'global_batch_size', ',.0f')}")
     if number(trainer.get("level")) == 0:
         yield Tile("checkpoint", "not known", "level 0: only watched")
     else:
         saved = table(told.get("last_checkpoint"))
-        yield Tile("checkpoint", _number(saved.get("step"), ",.0f"), _age(saved))
+        yield Tile("checkpoint", _number(saved, "step", ",.0f"), _age(saved))
     for name in ("backup", "sync"):
         copy = told.get(name)
         if isinstance(copy, Mapping):
-            yield Tile(name, _number(copy.get("step"), ",.0f"), _age(copy))
+            yield Tile(name, _number(copy, "step", ",.0f"), _age(copy))
     missing = number(told.get("copies_missing"))
     damaged = number(told.get("copies_damaged"))
     if missing or damaged:
         yield Tile("copies", f"{missing or 0:.0f} missing", f"{damaged or 0:.0f} damaged")
     use = told.get("node_use") or told.get("nodes")
     if isinstance(use, Mapping):
-        spare = f"{_number(use.get('spare'), '.0f')} spare, {_number(use.get('excluded'), '.0f')} excluded"
-        yield Tile("nodes", _number(use.get("used"), ".0f"), spare)
+        spare = f"{_number(use, 'spare', '.0f')} spare, {_number(use, 'excluded', '.0f')} excluded"
+        yield Tile("nodes", _number(use, "used", ".0f"), spare)
     queue = number(told.get("queue_coverage_seconds"))
     if queue is not None:
         yield Tile("queued for", duration(queue), "of training" if queue else "nothing is queued")
@@ -515,10 +517,10 @@ def _node(entry: Mapping[str, Any], bad: Container[str]) -> ShownNode:
         name=name,
         state=state,
         why=why,
-        iteration=_number(entry.get("iteration"), ",.0f"),
+        iteration=_number(entry, "iteration", ",.0f"),
         phase=phase,
         silent="-" if silent is None else duration(silent),
-        seconds=_number(entry.get("step_seconds"), ".3g"),
+        seconds=_number(entry, "step_seconds", ".3g"),
         times_usual=number(entry.get("times_usual")),
     )
 
@@ -560,6 +562,6 @@ def _fault_count(goodput: Mapping[str, Any]) -> str:
     return counted(int(count), "fault")
 
 
-def _number(value: object, form: str) -> str:
-    found = number(value)
+def _number(told: Mapping[str, Any], name: str, form: str) -> str:
+    found = number(told.get(name))
     return "-" if found is None else format(found, form)

@@ -56,6 +56,7 @@ from tr11ops.watchdog.verdict import (
     Verdict,
     VerdictWord,
     judge,
+    main_fault,
     with_severity_of,
     with_what_resumes,
 )
@@ -171,6 +172,7 @@ def status_of(
         verdict=verdict.word,
         why=verdict.why,
         exit_code=verdict.exit_code,
+        main_fault=main_fault(verdict, findings),
         verdict_since=since_when(snapshot, findings, verdict, extra.verdict),
         may_sleep=sleep.may_sleep,
         answer=sleep.text,

@@ -197,6 +197,7 @@ class Status(Record, kw_only=True):
     verdict: VerdictWord
     why: str
     exit_code: int
+    main_fault: str = ""
     verdict_since: float | None = None
     may_sleep: bool | None = None
     answer: str = ""

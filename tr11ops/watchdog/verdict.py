@@ -150,6 +150,17 @@ def with_what_resumes(
     )
 
 
+def main_fault(verdict: Verdict, findings: tuple[Finding, ...]) -> str:
+    """The fault that an act on the run would be about: the gravest that is critical, costs time, or is why the
+    verdict is what it is; "" where none is. Another warning is no one's reason to stop a run.
+    """
+    for finding in by_cause(findings):
+        is_why = finding.title in verdict.why and finding.severity is not Severity.INFO
+        if is_why or finding.costs_time or finding.severity is Severity.CRITICAL:
+            return finding.title
+    return ""
+
+
 def _with_what_is_critical(verdict: Verdict, findings: tuple[Finding, ...]) -> Verdict:
     """The word, its reason and the exit code agree: no run is called healthy that a person must get
     up for.

@@ -194,8 +194,8 @@ def test_an_act_leads_to_the_next_and_where_nothing_is_queued_to_what_is_typed(s
     slow = {"node": "n07", "iteration": 5, "is_slow": True, "ranks": 1}
     title = "n07 holds the others back"
     finding = {"detector": "slow-node", "severity": "warning", "title": title}
-    lesser = {**finding, "detector": "chain-end", "title": "one more task is queued after this one"}
-    told = {"verdict": "slow", "run": {}, "node_progress": [slow], "findings": [lesser, finding]}
+    told = {"verdict": "slow", "run": {}, "node_progress": [slow], "findings": [finding]}
+    told["main_fault"] = title
     view = view_of(replace(news, document=told, acted=0.0), 0.0)
 
     form: dict[str, object] = {"is_part": True, "session": WebSession("ana", 0.0), "form": "f"}

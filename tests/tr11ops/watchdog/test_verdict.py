@@ -26,7 +26,7 @@ from tr11ops.observe.forecast import Throughput
 from tr11ops.observe.observations import TrainingEvent
 from tr11ops.observe.snapshot import Attempt, Snapshot
 from tr11ops.status.answer import PERSON, answer
-from tr11ops.watchdog.verdict import Verdict, VerdictWord, judge, with_severity_of
+from tr11ops.watchdog.verdict import Verdict, VerdictWord, judge, main_fault, with_severity_of
 
 
 def verdict(given: Snapshot) -> Verdict:
@@ -54,6 +54,26 @@ def test_a_run_that_trains_slowly_is_told_by_what_makes_it_slow() -> None:
     worse = (*found, Finding("loss-not-finite", Severity.CRITICAL, "the loss is nan"))
     assert judge(slowed(), worse).why.startswith("the loss is nan; n02")
     assert verdict(snapshot()).why.startswith("job 1000_7")
+
+
+def test_an_act_is_about_the_gravest_fault_that_is_why_or_costs_time_or_is_critical() -> None:
+    found = detect_all(slowed())
+    assert main_fault(judge(slowed(), found), found) == "n02 holds the others back"
+    lesser = Finding("chain-end", Severity.WARNING, "one more task is queued after this one")
+    slow = (lesser, *found)
+    assert main_fault(judge(slowed(), slow), slow) == "n02 holds the others back"
+    critical = Finding("loss-not-finite", Severity.CRITICAL, "the loss is nan")
+    worst = (*slow, critical)
+    assert main_fault(judge(slowed(), worst), worst) == "the loss is nan"
+    assert main_fault(verdict(snapshot()), (lesser,)) == "", (
+        "another warning is no reason for an act"
+    )
+    stopped = Verdict(VerdictWord.STOPPED, f"the kill switch was set by ana ({lesser.title})")
+    assert main_fault(stopped, (lesser,)) == lesser.title, (
+        "that is why it was stopped, and is there"
+    )
+    known = Finding("slow-node", Severity.INFO, "n03 was slow", "n03")
+    assert main_fault(replace(stopped, why=known.title), (known,)) == ""
 
 
 def test_what_status_says_not_to_sleep_for_is_critical_in_the_mail_too() -> None:
