@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import time
 
+from tests.excluding import exclude
 from tests.twin.runbook_scene import (
     Scene,
     cure,
@@ -16,7 +17,6 @@ from tests.twin.runbook_scene import (
     submit,
 )
 from tr11ops.detect.registry import page_of
-from tr11ops.rundir.exclusions import exclude
 from tr11ops.twin.faults import inject
 from tr11ops.watchdog.verdict import TRAINING
 from trainer.contract.attempt import EndMarker

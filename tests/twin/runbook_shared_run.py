@@ -13,10 +13,11 @@ from unittest.mock import patch
 import psutil
 from msgspec.structs import asdict, replace
 
+from tests.excluding import exclude
 from tests.plugins.faulty_hub import FaultyHub
 from tests.twin.runbook_scene import DAY, Scene, nodes_of, saved_now, scenario, submit
 from tr11ops.queue.held_jobs import hold
-from tr11ops.rundir.exclusions import exclude, read_version
+from tr11ops.rundir.exclusions import read_version
 from tr11ops.twin.faults import heal, inject
 from tr11ops.twin.processes import scan
 from trainer.contract.attempt import EndMarker

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
+from tests.excluding import exclude
 from tests.tr11ops.launch.run_inputs import write_card
 from tests.twin.small_run import enter, recorded_comment
 from tests.waiting import until
@@ -23,14 +24,7 @@ from tr11ops.cluster.pending_reasons import Wait, reason_of_job
 from tr11ops.cluster.slurm import SlurmScheduler
 from tr11ops.runcard.card import load_card
 from tr11ops.rundir.exclusion import NodeStanding
-from tr11ops.rundir.exclusions import (
-    AUTOMATIC_OWNER,
-    INCLUDED,
-    Version,
-    exclude,
-    read_version,
-    revise,
-)
+from tr11ops.rundir.exclusions import AUTOMATIC_OWNER, INCLUDED, Version, read_version, revise
 from tr11ops.rundir.journal import read_journal
 from tr11ops.rundir.paths import RunDirectory
 from tr11ops.twin.twin import Twin

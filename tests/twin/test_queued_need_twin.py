@@ -13,7 +13,7 @@ from tests.plugins.twin_fixture import require_slurm
 from tests.twin.small_run import SmallRun
 from tr11ops.cli.main import execute
 from tr11ops.nodes.queue_exclusions import RunQueue, exclude_nodes, known_names
-from tr11ops.rundir.exclusion import NodeStanding
+from tr11ops.rundir.exclusion import Exclusion, NodeStanding
 from tr11ops.rundir.exclusions import AUTOMATIC_OWNER, read_version
 from tr11ops.twin.faults import heal, inject
 from tr11ops.twin.plan import TwinPlan
@@ -46,15 +46,9 @@ def listed(stage: SmallRun) -> set[str]:
 def avoid(stage: SmallRun, *nodes: str) -> None:
     """As an attempt does with nodes that died twice."""
     queue = RunQueue(stage.slurm, stage.living, lambda: known_names(stage.slurm), kept=())
-    done = exclude_nodes(
-        stage.directory,
-        nodes,
-        queue,
-        why="it died twice",
-        owner=AUTOMATIC_OWNER,
-        days=14,
-        state=NodeStanding.AVOID,
-    )
+    state = NodeStanding.AVOID.value
+    asked = [Exclusion(node, "it died twice", AUTOMATIC_OWNER, state=state) for node in nodes]
+    done = exclude_nodes(stage.directory, asked, queue, days=14)
     assert done.nodes == nodes and not done.failures
 
 

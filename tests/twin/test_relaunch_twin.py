@@ -14,12 +14,13 @@ from typing import Any
 import psutil
 import pytest
 
+from tests.excluding import exclude
 from tests.plugins.twin_fixture import require_slurm
 from tests.tr11ops.launch.run_inputs import write_checkpoint
 from tests.twin.small_run import SmallRun
 from tr11ops.cli.main import execute
 from tr11ops.cluster.base import JobState
-from tr11ops.rundir.exclusions import EXCLUDED, INCLUDED, exclude, read_version
+from tr11ops.rundir.exclusions import EXCLUDED, INCLUDED, read_version
 from tr11ops.rundir.journal import read_journal
 from tr11ops.twin.faults import heal, inject
 from tr11ops.twin.plan import TwinPlan

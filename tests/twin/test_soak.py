@@ -17,13 +17,14 @@ from typing import Any
 
 import pytest
 
+from tests.excluding import exclude
 from tests.plugins.twin_fixture import require_slurm
 from tests.tr11ops.launch.run_inputs import write_dataset
 from tests.twin.fault_judge import FaultJudge, InnocenceJudge
 from tests.twin.fault_scenario import FaultScenario, drawn_scenario, read_scenario
 from tests.twin.operation import Operation
 from tr11ops.rundir.exclusion import NodeStanding
-from tr11ops.rundir.exclusions import AUTOMATIC_OWNER, exclude, include
+from tr11ops.rundir.exclusions import AUTOMATIC_OWNER, include
 from tr11ops.rundir.paths import RunDirectory
 from tr11ops.twin.plan import TwinPlan
 from tr11ops.twin.twin import Twin

@@ -597,9 +597,7 @@ class Controller:
                 f"no task can be tried without {compress(suspects)}, which may be at fault: {why_not}"
             )
             return False
-        return self._exclusions.try_without(
-            suspects, verdict.fault, verdict.message, [verdict.message]
-        )
+        return self._exclusions.try_without(suspects, verdict.fault, verdict.message)
 
     def _switch_hold(self) -> str:
         switch = switch_of(self._context.directory)

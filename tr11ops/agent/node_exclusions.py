@@ -124,24 +124,14 @@ class NodeExclusions(Background):
         """Begin to put suspects on record: they are used on, after the others. The newest suspicion
         of a node counts; an exclusion stays.
         """
-        since = now()
-        fault = family(found.fault)
+        entry = self._entry(NodeStanding.SUSPECT, found.summary, found.fault, found.evidence)
+        entry = replace(entry, since=now())
 
         def change(version: Version) -> Version:
             for node in found.suspects:
                 if version.find(node) is None:
-                    fresh = Exclusion(
-                        node,
-                        found.summary,
-                        owner=AUTOMATIC_OWNER,
-                        until=None,
-                        evidence=found.evidence,
-                        since=since,
-                        job_id=self._context.job_id,
-                        state=NodeStanding.SUSPECT.value,
-                        fault=fault,
-                    )
                     others = version.without(node)
+                    fresh = replace(entry, node=node)
                     version = replace(others, suspects=(*others.suspects, fresh))
             return version
 
@@ -151,13 +141,8 @@ class NodeExclusions(Background):
     @in_background
     def _avoid(self, found: Attribution) -> None:
         self._ask_limit()
-        done = self._leave_out(
-            found.avoided,
-            NodeStanding.AVOID,
-            fault=found.fault,
-            why=found.summary,
-            evidence=found.evidence,
-        )
+        entry = self._entry(NodeStanding.AVOID, found.summary, found.fault, found.evidence)
+        done = self._leave_out(found.avoided, entry)
         for node in done.nodes:
             self._say(f"{node} is avoided while enough others are free: {found.summary}")
         for node, fault in done.refused:
@@ -168,14 +153,8 @@ class NodeExclusions(Background):
         days = counted(self._context.config.resilience.exclusion_days, "day")
         self._ask_limit()
         self._make_room(found.blamed, self._limit)
-        done = self._leave_out(
-            found.blamed,
-            NodeStanding.EXCLUDE,
-            "",
-            found.summary,
-            evidence=found.evidence,
-            job_id=job_id,
-        )
+        entry = self._entry(NodeStanding.EXCLUDE, found.summary, evidence=found.evidence)
+        done = self._leave_out(found.blamed, replace(entry, job_id=job_id or entry.job_id))
         for node in done.nodes:
             self._say(f"{node} is excluded for {days}: {found.summary}")
         for node, fault in done.refused:
@@ -206,28 +185,28 @@ class NodeExclusions(Background):
             for node in self._give_back(back, why, then=NodeStanding.SUSPECT).nodes:
                 self._say(f"{node} is not avoided any more: {why}")
 
-    def _leave_out(
-        self,
-        nodes: Sequence[str],
-        state: NodeStanding,
-        fault: str,
-        why: str,
-        evidence: Sequence[str],
-        job_id: str = "",
-    ) -> ExclusionResult:
+    def _entry(
+        self, state: NodeStanding, why: str, fault: str = "", evidence: Iterable[str] = ()
+    ) -> Exclusion:
+        """What goes on record of a node, whose name is to be filled in."""
+        return Exclusion(
+            "",
+            why,
+            owner=AUTOMATIC_OWNER,
+            evidence=tuple(evidence),
+            job_id=self._context.job_id,
+            state=state.value,
+            fault=family(fault),
+        )
+
+    def _leave_out(self, nodes: Iterable[str], entry: Exclusion) -> ExclusionResult:
         self._limit_words.add(str(self._limit))
         done = exclude_nodes(
             self._context.directory,
-            nodes,
+            [replace(entry, node=node) for node in nodes],
             self._queue(),
-            why=why,
-            owner=AUTOMATIC_OWNER,
-            evidence=tuple(evidence),
             days=self._context.config.resilience.exclusion_days,
-            job_id=job_id or self._context.job_id,
             limit=self._limit,
-            state=state,
-            fault=family(fault),
         )
         self._tell(done)
         return done
@@ -265,13 +244,11 @@ class NodeExclusions(Background):
             nodes, listed, limit=self._limit, states=states, own=self._context.allocation.nodes
         )
 
-    def try_without(
-        self, nodes: Sequence[str], fault: str, why: str, evidence: Sequence[str]
-    ) -> bool:
+    def try_without(self, nodes: Sequence[str], fault: str, why: str) -> bool:
         """Leave suspects out of the next task, which tells whether they are at fault; whether it
         runs without them.
         """
-        done = self._leave_out(nodes, NodeStanding.SUSPECT, fault=fault, why=why, evidence=evidence)
+        done = self._leave_out(nodes, self._entry(NodeStanding.SUSPECT, why, fault, (why,)))
         if not done.refused and not done.failed and done.unread is None:
             self._say(
                 f"the next task runs without {compress(nodes)}, to tell whether it is the nodes: {why}"
@@ -304,9 +281,7 @@ class NodeExclusions(Background):
         why = f"without {names} the training went on, which had not before"
         self._ask_limit()
         for entry in tried:
-            self._leave_out(
-                (entry.node,), NodeStanding.AVOID, fault=entry.fault, why=why, evidence=()
-            )
+            self._leave_out((entry.node,), self._entry(NodeStanding.AVOID, why, entry.fault))
             self._say(f"{entry.node} is avoided while enough others are free: {why}")
 
     def trial(self) -> tuple[Exclusion, ...]:

@@ -39,7 +39,7 @@ from tr11ops.cluster.base import Node
 from tr11ops.health.base import CheckOutcome
 from tr11ops.nodes.view import NOT_EXCLUDED, NodeRow, is_shut, rows, short_reason, words_of
 from tr11ops.observe.readers import looking
-from tr11ops.rundir.exclusion import NodeStanding, kept_off, what_comes_next
+from tr11ops.rundir.exclusion import Exclusion, NodeStanding, kept_off, what_comes_next
 from tr11ops.rundir.exclusions import EXCLUDED, due_for_recheck, read_version
 from tr11ops.rundir.exclusions import history as events_of
 from tr11ops.rundir.journal import read_journal
@@ -323,13 +323,9 @@ def check(
             readmitted.append(entry.node)
         elif entry.result is CheckOutcome.BAD:
             days = nodes_context.card.resilience.exclusion_days
-            exclude(
-                nodes_context.directory,
-                entry.node,
-                why=f"health check: {entry.why}",
-                owner=nodes_context.user,
-                days=days,
-            )
+            why = f"health check: {entry.why}"
+            asked = Exclusion(entry.node, why, owner=nodes_context.user)
+            exclude(nodes_context.directory, asked, days=days)
             prolonged.append(entry.node)
     failed: tuple[str, ...] = ()
     if readmitted:

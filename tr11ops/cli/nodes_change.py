@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from msgspec.structs import replace
 
 from tr11ops.base.errors import Refusal, WrongUsage
 from tr11ops.base.observed import cause
@@ -36,7 +37,7 @@ from tr11ops.nodes.queue_exclusions import (
     include_nodes,
 )
 from tr11ops.runcard.kinds import refuse_watched
-from tr11ops.rundir.exclusion import ExclusionLimit, NodeStanding, way_past
+from tr11ops.rundir.exclusion import Exclusion, ExclusionLimit, NodeStanding, way_past
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -116,13 +117,11 @@ def exclude(
     ]
 
     def apply() -> Outcome:
+        asked = Exclusion("", context.reason, owner=context.who, evidence=tuple(evidence or ()))
         done = exclude_nodes(
             nodes_context.directory,
-            names,
+            [replace(asked, node=name) for name in names],
             nodes_context.queue,
-            why=context.reason,
-            owner=context.who,
-            evidence=tuple(evidence or ()),
             days=lasting,
             limit=limit,
             forced=force,

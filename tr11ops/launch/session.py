@@ -32,7 +32,7 @@ from tr11ops.queue.held_jobs import release
 from tr11ops.queue.repair import Repair, RepairStep
 from tr11ops.runcard.card import PathBase, RunCard, parse_attempts
 from tr11ops.runcard.check import Level, PreflightCheck, ok, refused, unknown, verdict, warning
-from tr11ops.rundir.exclusion import ExclusionLimit
+from tr11ops.rundir.exclusion import Exclusion, ExclusionLimit
 from tr11ops.rundir.exclusions import AUTOMATIC_OWNER
 from tr11ops.rundir.journal import Journal
 from tr11ops.rundir.paths import RunDirectory, Submission, new_tag
@@ -434,17 +434,15 @@ def _exclude_lost_host(step: RepairStep, job: LaunchJob, limit: ExclusionLimit |
         kept=job.card.slurm.excluded_nodes,
         user=job.user,
     )
-    done = exclude_nodes(
-        job.directory,
-        [step.node],
-        queue,
-        why=step.why,
+    asked = Exclusion(
+        step.node,
+        step.why,
         owner=AUTOMATIC_OWNER,
         evidence=tuple(f"job {one.job_id}: {one.state.value}" for one in step.jobs),
-        days=job.card.resilience.exclusion_days,
         job_id=step.jobs[0].raw_id,
-        limit=limit,
     )
+    days = job.card.resilience.exclusion_days
+    done = exclude_nodes(job.directory, [asked], queue, days=days, limit=limit)
     try:
         return "; ".join(done.failures)
     except (SchedulerError, OSError, ValueError) as error:

@@ -15,7 +15,7 @@ from tr11ops.base.errors import ExclusionError, HostlistError, NodeNameError, Sc
 from tr11ops.base.observed import cause
 from tr11ops.cluster.arrays import covered, expand, names_of
 from tr11ops.cluster.base import Job, JobState, Scheduler, StateAnswer, may_start
-from tr11ops.rundir.exclusion import ExclusionLimit, NodeStanding
+from tr11ops.rundir.exclusion import Exclusion, ExclusionLimit, NodeStanding
 from tr11ops.rundir.exclusions import check_node_name, exclude, include, read_version
 from tr11ops.rundir.paths import RunDirectory
 from trainer.config.card import nearest
@@ -181,44 +181,26 @@ class ExclusionResult(Record):
 
 def exclude_nodes(
     directory: RunDirectory,
-    nodes: Iterable[str],
+    asked: Iterable[Exclusion],
     queue: RunQueue | None,
     *,
-    why: str,
-    owner: str,
-    evidence: tuple[str, ...] = (),
     days: float | None,
-    job_id: str = "",
     limit: ExclusionLimit | None = None,
     forced: bool = False,
-    state: NodeStanding = NodeStanding.EXCLUDE,
-    fault: str = "",
 ) -> ExclusionResult:
     """Exclude nodes from a run as far as `limit` allows, now and in what is queued. Never raises.
 
     What cannot be put on the list is not excluded at the scheduler either: no one could see it, or
     take it back. For the parameters see `tr11ops.rundir.exclusions.exclude`.
     """
+    entries = {entry.node: entry for entry in asked}
 
     def put_on(node: str) -> str:
-        done = exclude(
-            directory,
-            node,
-            why=why,
-            owner=owner,
-            evidence=evidence,
-            days=days,
-            job_id=job_id,
-            limit=limit,
-            forced=forced,
-            state=state,
-            fault=fault,
-        )
-        if done:
+        if exclude(directory, entries[node], days=days, limit=limit, forced=forced):
             return ""
         return str(limit)
 
-    return _change(directory, nodes, put_on, queue)
+    return _change(directory, entries, put_on, queue)
 
 
 def include_nodes(

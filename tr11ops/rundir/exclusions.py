@@ -125,47 +125,31 @@ def _read(path: Path) -> tuple[Version, str]:
 # ----------------------------------------------------------------------------- changes
 def exclude(
     directory: RunDirectory,
-    node: str,
+    asked: Exclusion,
     *,
-    why: str,
-    owner: str,
-    evidence: tuple[str, ...] = (),
     days: float | None,
-    job_id: str = "",
     limit: ExclusionLimit | None = None,
     forced: bool = False,
-    state: NodeStanding = NodeStanding.EXCLUDE,
-    fault: str = "",
 ) -> bool:
-    """Put a node on the ledger, due for a check after `days` (None: never); False when the limit
-    forbids it.
+    """Put a node on the ledger from now on, due for a check after `days` (None: never); False when
+    the limit forbids it.
 
-    `forced`: a person wants it whatever the limit says, which is kept in the journal. `state`: how sure it is, `fault`
-    of which family; who is excluded already is not made less than that.
+    `forced`: a person wants it whatever the limit says, which is kept in the journal. Who is excluded already is not
+    made less than that.
     A node that is on it already stays there: the later expiry holds, evidence is added, who was first stays the owner.
     Where the same attempt has put it there, by a launch's end, its follower or the watchdog, that is no second
     exclusion, and the journal has none.
     Raises ExclusionError for an impossible name or number, OSError as the file system does.
     """
+    node = asked.node
     check_node_name(node)
     if days is not None and not 0 < days <= 36500:
         raise ExclusionError(f"days = {days:g}: must be above 0 and at most 36500")
     since = now()
-    if days is None:
-        until = None
-    else:
+    until = None
+    if days is not None:
         until = since + days * DAY_SECONDS
-    fresh = Exclusion(
-        node,
-        why,
-        owner=owner,
-        until=until,
-        evidence=_bounded(evidence),
-        since=since,
-        job_id=job_id,
-        state=state.value,
-        fault=fault,
-    )
+    fresh = replace(asked, since=since, until=until, evidence=_bounded(asked.evidence))
 
     is_known = False
 
@@ -197,12 +181,12 @@ def exclude(
         "node": node,
         "until": entry.until,
         "evidence": list(fresh.evidence),
-        "job_id": job_id,
-        "owner": owner,
+        "job_id": fresh.job_id,
+        "owner": fresh.owner,
     }
     data |= {"forced": True} if forced else {}
     data |= {} if entry.state == NodeStanding.EXCLUDE else {"state": entry.state}
-    _note(directory, EXCLUDED, why=why, data=data, who=owner)
+    _note(directory, EXCLUDED, why=fresh.why, data=data, who=fresh.owner)
     return True
 
 

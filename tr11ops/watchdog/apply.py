@@ -40,7 +40,7 @@ from tr11ops.rundir.action_log import (
     intent_data,
     outcome_data,
 )
-from tr11ops.rundir.exclusion import kept_off
+from tr11ops.rundir.exclusion import Exclusion, kept_off
 from tr11ops.rundir.exclusions import AUTOMATIC_OWNER
 from tr11ops.rundir.journal import Journal
 from tr11ops.rundir.paths import RunDirectory, is_superseded, job_of_tag, new_tag, read_traces
@@ -257,19 +257,16 @@ def exclude_as_planned(
     """Exclude the node that the policy names, for so many days; what was done. Raises NotDone where it
     is refused.
     """
-    done = exclude_nodes(
-        directory,
-        [action.subject],
-        queue,
-        why=action.why,
+    asked = Exclusion(
+        action.subject,
+        action.why,
         owner=AUTOMATIC_OWNER,
         evidence=action.evidence,
-        days=days,
         job_id=action.job_id,
-        limit=action.limit,
-        state=action.state,
+        state=action.state.value,
         fault=action.fault,
     )
+    done = exclude_nodes(directory, [asked], queue, days=days, limit=action.limit)
     return _words_of(kept_off(action.state), done)
 
 

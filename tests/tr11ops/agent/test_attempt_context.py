@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
+from tests.excluding import exclude
 from tests.tr11ops.agent.queues import job
 from tr11ops.agent.allocation import Allocation, SchedulerKind
 from tr11ops.agent.attempt_context import (
@@ -31,7 +32,7 @@ from tr11ops.cluster.base import Job, JobState, Node
 from tr11ops.runcard.card import load_card, shipped_folder
 from tr11ops.rundir.attempts import CodeIdentity
 from tr11ops.rundir.exclusion import Exclusion, NodeStanding
-from tr11ops.rundir.exclusions import Version, exclude, include, ledger_text, revise
+from tr11ops.rundir.exclusions import Version, include, ledger_text, revise
 from tr11ops.rundir.paths import RunDirectory
 from trainer.contract.documents import document
 from trainer.contract.files import write_json

@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
+from tests.excluding import exclude
 from tests.tr11ops.agent.queues import Queue, job
 from tests.tr11ops.launch.run_inputs import write_card
 from tests.tr11ops.status_cases import NOW, running, snapshot
@@ -43,7 +44,6 @@ from tr11ops.rundir.exclusions import (
     AUTOMATIC_OWNER,
     EXCLUDED,
     INCLUDED,
-    exclude,
     include,
     read_version,
     revise,
@@ -168,7 +168,7 @@ def test_the_task_without_the_suspects_tells(scene: Scene):
     found = []
     scene.exclusions.prepare()
     for trains in (True, False):
-        assert scene.exclusions.try_without(("x2",), "died at 3", "2 tasks", ["died"])
+        assert scene.exclusions.try_without(("x2",), "died at 3", "2 tasks")
         assert [(entry.node, entry.fault) for entry in scene.exclusions.trial()] == [("x2", "died")]
         assert scene.excluded == ("x2", "x8")
         if trains:
@@ -195,7 +195,7 @@ def test_where_the_queue_cannot_be_kept_off_them_no_task_is_tried(
         raise SchedulerError("no")
 
     monkeypatch.setattr(scene.queue, "exclude", refuse)
-    assert not scene.exclusions.try_without(("x2",), "died at 3", "2 tasks", ["died"])
+    assert not scene.exclusions.try_without(("x2",), "died at 3", "2 tasks")
     assert not scene.exclusions.trial()
 
 

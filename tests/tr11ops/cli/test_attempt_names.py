@@ -15,12 +15,12 @@ import pytest
 from msgspec import to_builtins
 from msgspec.structs import replace
 
+from tests.excluding import exclude
 from tests.tr11ops.observe.filling import fill
 from tests.tr11ops.status_cases import NOW, record
 from tr11ops.agent.batch import changes_since_last
 from tr11ops.cli.main import execute
 from tr11ops.rundir.attempts import LaunchRecord, launch_line
-from tr11ops.rundir.exclusions import exclude
 from tr11ops.rundir.kill_switch import other_ways
 from tr11ops.rundir.paths import RunDirectory
 from trainer.checkpoint.commands.inspect import describe

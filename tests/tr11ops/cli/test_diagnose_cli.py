@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
+from tests.excluding import exclude
 from tests.tr11ops.cli.local_bench import LocalBench
 from tests.tr11ops.cli.run_folder import run_directory
 from tests.tr11ops.cli.trainings import running
@@ -37,7 +38,6 @@ from tr11ops.observe.snapshot import SOUND_LOSSES, Attempt
 from tr11ops.runcard.card import load_card
 from tr11ops.runcard.sections import ResilienceSection
 from tr11ops.rundir.attempts import LaunchRecord
-from tr11ops.rundir.exclusions import exclude
 from tr11ops.trainers.outside import failure_words
 from trainer.contract.attempt import Heartbeat, write_heartbeat
 from trainer.contract.files import write_json

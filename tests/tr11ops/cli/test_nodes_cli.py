@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
+from tests.excluding import exclude
 from tests.tr11ops.cli.local_bench import Answer, LocalBench
 from tests.tr11ops.cli.run_folder import run_directory
 from tests.tr11ops.cli.trainings import measure, running
@@ -25,7 +26,7 @@ from tr11ops.detect.nodes import exclusion_cap
 from tr11ops.detect.nodes_left import NOTE
 from tr11ops.observe.look import read_readmissions
 from tr11ops.rundir.exclusion import Exclusion, NodeStanding
-from tr11ops.rundir.exclusions import exclude, read_version, record_check, revise
+from tr11ops.rundir.exclusions import read_version, record_check, revise
 
 ONE, TWO, THREE = "local-node1", "local-node2", "local-node3"
 

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.excluding import exclude
 from tests.tr11ops.agent.queues import Queue, job
 from tr11ops.base.errors import SchedulerError, SchedulerUnreachable
 from tr11ops.nodes.queue_exclusions import (
@@ -17,7 +18,7 @@ from tr11ops.nodes.queue_exclusions import (
 )
 from tr11ops.runcard.card import OwnCard
 from tr11ops.rundir.exclusion import ExclusionLimit
-from tr11ops.rundir.exclusions import EXCLUDED, INCLUDED, exclude, include, read_version
+from tr11ops.rundir.exclusions import EXCLUDED, INCLUDED, include, read_version
 from tr11ops.rundir.journal import read_journal
 from tr11ops.rundir.paths import RunDirectory
 from trainer.contract.paths import RunPaths

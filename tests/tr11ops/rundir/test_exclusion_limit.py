@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
+from tests.excluding import exclude
 from tests.tr11ops.agent.queues import Queue
 from tests.tr11ops.detect.operation_table import operated
 from tests.tr11ops.launch.run_inputs import write_card
@@ -39,7 +40,7 @@ from tr11ops.rundir.exclusion import (
     percent_for,
     what_comes_next,
 )
-from tr11ops.rundir.exclusions import exclude, include, publish, read_shared, read_version, revise
+from tr11ops.rundir.exclusions import include, publish, read_shared, read_version, revise
 from tr11ops.rundir.paths import RunDirectory, require_run_id, run_id
 from trainer.contract.paths import RunPaths
 

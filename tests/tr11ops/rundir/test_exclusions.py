@@ -20,19 +20,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.excluding import exclude
 from tr11ops.base.errors import ExclusionError
 from tr11ops.base.observed import Unknown
 from tr11ops.observe.files import read_exclusions
 from tr11ops.rundir import exclusions
 from tr11ops.rundir.exclusion import Exclusion, ExclusionLimit, NodeStanding
-from tr11ops.rundir.exclusions import (
-    due_for_recheck,
-    exclude,
-    history,
-    include,
-    read_version,
-    record_check,
-)
+from tr11ops.rundir.exclusions import due_for_recheck, history, include, read_version, record_check
 from tr11ops.rundir.journal import read_journal
 from tr11ops.rundir.paths import RunDirectory
 from tr11ops.rundir.versioned import VersionedFile
@@ -240,7 +234,8 @@ CHANGER = textwrap.dedent("""
     from pathlib import Path
     def none(*_): raise OSError(37, "No locks available")
     fcntl.flock = fcntl.lockf = none
-    from tr11ops.rundir.exclusions import exclude, include
+    from tests.excluding import exclude
+    from tr11ops.rundir.exclusions import include
     from tr11ops.rundir.paths import RunDirectory
     from trainer.contract.paths import RunPaths
     root, who, count = Path(sys.argv[1]), sys.argv[2], int(sys.argv[3])

@@ -18,6 +18,7 @@ import pytest
 from msgspec import to_builtins
 from msgspec.structs import replace
 
+from tests.excluding import exclude
 from tests.tr11ops.disk_scheduler import DiskScheduler
 from tests.tr11ops.launch.run_inputs import write_card, write_checkpoint
 from tests.tr11ops.status_cases import snapshot
@@ -29,7 +30,6 @@ from tr11ops.rundir.attempts import AttemptVerdict, KeptStacks, LaunchRecord, Tr
 from tr11ops.rundir.checkpoint_digests import DigestRecord, NotFiniteRecord
 from tr11ops.rundir.copies import CopyRecord, DrillRecord
 from tr11ops.rundir.cron_records import PeriodicJobState
-from tr11ops.rundir.exclusions import exclude
 from tr11ops.rundir.journal import read_journal
 from tr11ops.rundir.paths import RunDirectory, Submission, require_run_id
 from tr11ops.rundir.state_files import (

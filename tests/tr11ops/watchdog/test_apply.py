@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
+from tests.excluding import exclude
 from tests.forks import exit_code, forked, killed_at
 from tests.tr11ops.disk_scheduler import EFFECT, DiskScheduler
 from tests.tr11ops.launch.run_inputs import write_card
@@ -29,7 +30,6 @@ from tr11ops.observe.look import facts_of, observe
 from tr11ops.runcard.card import load_card
 from tr11ops.rundir.action_log import ActionRecord, ProgressRecord, Result, replay
 from tr11ops.rundir.exclusion import NodeStanding
-from tr11ops.rundir.exclusions import exclude
 from tr11ops.rundir.hold_store import held_by_tr11
 from tr11ops.rundir.journal import Journal, read_journal
 from tr11ops.rundir.paths import RunDirectory, Submission, new_tag, parse_comment
