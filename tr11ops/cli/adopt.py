@@ -181,7 +181,6 @@ def adopt(
         typer.Option(
             "--log",
             metavar="FILE",
-            show_default=False,
             help="A log of this training; if not given, the newest that lies beside the script.",
         ),
     ] = None,
@@ -191,7 +190,6 @@ def adopt(
             "--line",
             metavar="N",
             min=1,
-            show_default=False,
             help="The line of the command that trains, where several may.",
         ),
     ] = None,

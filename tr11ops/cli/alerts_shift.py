@@ -62,7 +62,6 @@ def take_shift(
         typer.Option(
             "--for",
             metavar="TIME",
-            show_default=False,
             help="How long, also past a change of the rota: 30m, 8h, 2d.",
         ),
     ] = None,

@@ -90,7 +90,6 @@ RootsOption = Annotated[
     list[Path] | None,
     typer.Argument(
         metavar="[ROOT]...",
-        show_default=False,
         parser=Path,  # click's own asks the file system, which may hang
         help="Folders; else this one.",
     ),

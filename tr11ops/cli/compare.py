@@ -46,7 +46,6 @@ FromOption = Annotated[
     typer.Option(
         "--from",
         metavar="PLACE",
-        show_default=False,
         help="From there on: an iteration, or 3Msamples, 50Btokens.",
     ),
 ]
@@ -55,7 +54,6 @@ ToOption = Annotated[
     typer.Option(
         "--to",
         metavar="PLACE",
-        show_default=False,
         help="Up to there; in the same words as --from.",
     ),
 ]
@@ -314,7 +312,6 @@ def numbers(
         list[str] | None,
         typer.Argument(
             metavar="[RUN]...",
-            show_default=False,
             help="Logs, metrics.jsonl, cards or run directories, else the card's run.",
         ),
     ] = None,

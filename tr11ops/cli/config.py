@@ -464,7 +464,6 @@ def explain(
         str | None,
         typer.Argument(
             metavar="[KEY]",
-            show_default=False,
             help="SECTION.KEY, a section, or a key alone; left out: list the sections.",
             autocompletion=completion.card_keys,
         ),

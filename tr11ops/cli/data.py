@@ -344,7 +344,6 @@ def ratios(
         typer.Option(
             metavar="A,B,C",
             help="Of training, validation, test in each set; else 950,50,0, and for a test 949,50,1.",
-            show_default=False,
         ),
     ] = None,
     output: Annotated[

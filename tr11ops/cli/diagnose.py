@@ -120,7 +120,6 @@ def runbook(
         str | None,
         typer.Argument(
             metavar="NAME",
-            show_default=False,
             help="A page, an alert's detector, or what people call the trouble: nan.",
             autocompletion=page_names,
         ),
@@ -170,9 +169,7 @@ def diagnose(
     *,
     files: Annotated[
         list[Path] | None,
-        typer.Argument(
-            metavar="FILE...", show_default=False, help="Logs; .gz and rotated ones too."
-        ),
+        typer.Argument(metavar="FILE...", help="Logs; .gz and rotated ones too."),
     ] = None,
     job: AttemptOption = None,
     every: Annotated[

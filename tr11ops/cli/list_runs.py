@@ -50,7 +50,6 @@ def list_runs(
         typer.Option(
             "--every",
             metavar="SECONDS",
-            show_default=False,
             help="With --watch: seconds between two looks [30].",
         ),
     ] = None,

@@ -311,9 +311,7 @@ def logs(
     ] = False,
     lines: Annotated[
         int | None,
-        typer.Option(
-            "--lines", "-n", min=0, metavar="N", show_default=False, help="Lines from the end [40]."
-        ),
+        typer.Option("--lines", "-n", min=0, metavar="N", help="Lines from the end [40]."),
     ] = None,
     rank: Annotated[
         str | None,

@@ -374,7 +374,6 @@ def stacks(
         float | None,
         typer.Argument(
             metavar="SECONDS",
-            show_default=False,
             min=1,
             max=86400,
             help="With --watch: between two looks [10].",

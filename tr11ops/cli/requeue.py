@@ -66,7 +66,6 @@ def requeue(
         typer.Option(
             "--progress",
             metavar="PATH",
-            show_default=False,
             help="A folder (its checkpoints) or file that changes while it gets on.",
         ),
     ] = None,
@@ -75,7 +74,6 @@ def requeue(
         typer.Option(
             "--finished",
             metavar="FILE",
-            show_default=False,
             help="A file that the command makes once nothing is left to do.",
         ),
     ] = None,

@@ -64,7 +64,6 @@ def rollback(
             metavar="[STEP]",
             min=0,
             help="The checkpoint to go back to.",
-            show_default=False,
             autocompletion=completion.steps,
         ),
     ] = None,

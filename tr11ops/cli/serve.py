@@ -36,7 +36,6 @@ def serve(
         list[str] | None,
         typer.Argument(
             metavar="[FOLDER]... | token NAME",
-            show_default=False,
             help="Folders with runs or mirrored copies below them; else this one.",
         ),
     ] = None,

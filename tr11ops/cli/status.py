@@ -162,7 +162,6 @@ def status(
         float | None,
         typer.Argument(
             metavar="SECONDS",
-            show_default=False,
             help="With --watch: seconds between two looks [10, with --remote 300].",
         ),
     ] = None,

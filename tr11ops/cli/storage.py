@@ -202,7 +202,6 @@ PathsArgument = Annotated[
     list[Path] | None,
     typer.Argument(
         metavar="[FOLDER]...",
-        show_default=False,
         help="Trees to look at. Else the run's directory, and perms.folders.",
     ),
 ]

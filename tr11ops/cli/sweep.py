@@ -250,7 +250,6 @@ def compare_cells(
             metavar="LINES",
             min=1,
             max=10_000,
-            show_default=False,
             help="A row is the mean of so many lines; without: 20, at most a tenth of a course.",
         ),
     ] = None,

@@ -46,7 +46,6 @@ def track(
         typer.Option(
             "--to",
             metavar="PLACE",
-            show_default=False,
             help="A folder (else one in the run directory); mlflow: an address too; wandb: online.",
         ),
     ] = None,

@@ -52,7 +52,6 @@ DialectOption = Annotated[
     typer.Option(
         "--dialect",
         metavar="NAME|FILE",
-        show_default=False,
         help="A name of `tr11 trainer list`, or a .toml of your own. If not given: by the log.",
     ),
 ]
@@ -61,7 +60,6 @@ DialectOption = Annotated[
 FOLDER = typer.Option(
     "--folder",
     metavar="DIR",
-    show_default=False,
     help="Where its checkpoints lie: the trainer's own output folder, or the one in it.",
 )
 FolderOption = Annotated[Path, FOLDER]
@@ -71,7 +69,6 @@ WorldSizeOption = Annotated[
         "--world-size",
         metavar="N",
         min=1,
-        show_default=False,
         help="How many ranks train; some checkpoints are whole only with a file of each.",
     ),
 ]
@@ -115,7 +112,7 @@ def check(
     dialect: DialectOption = None,
     log: Annotated[
         Path | None,
-        typer.Option("--log", metavar="FILE", show_default=False, help="A log of the trainer."),
+        typer.Option("--log", metavar="FILE", help="A log of the trainer."),
     ] = None,
     folder: Annotated[Path | None, FOLDER] = None,
     world_size: WorldSizeOption = None,
@@ -124,7 +121,6 @@ def check(
         typer.Option(
             "--status",
             metavar="N",
-            show_default=False,
             help="The exit code of its launcher, where the log is of a launch that ended.",
         ),
     ] = None,

@@ -60,7 +60,6 @@ def watch(
         str | None,
         typer.Argument(
             metavar="JOBID",
-            show_default=False,
             help="The job, or an array's task: 12_3. With --run, that of this card.",
         ),
     ] = None,
@@ -69,7 +68,6 @@ def watch(
         typer.Option(
             "--log",
             metavar="FILE",
-            show_default=False,
             readable=False,  # that it cannot be read is said as of any other file
             help="What it prints; need not be there yet.",
         ),
@@ -80,7 +78,6 @@ def watch(
         typer.Option(
             "--folder",
             metavar="DIR",
-            show_default=False,
             help="Its output folder: its checkpoints are looked at too.",
         ),
     ] = None,
@@ -95,7 +92,6 @@ def watch(
             "--steps",
             metavar="N",
             min=1,
-            show_default=False,
             help="Its last step, where its log does not tell: then it is finished.",
         ),
     ] = None,
@@ -104,7 +100,6 @@ def watch(
         typer.Option(
             "--directory",
             metavar="DIR",
-            show_default=False,
             help="The run directory to make. [tr11-watch-JOBID]",
         ),
     ] = None,
