@@ -17,7 +17,7 @@ from tr11ops.nodes.queue_exclusions import (
     sync_queue_exclusions,
 )
 from tr11ops.runcard.card import OwnCard
-from tr11ops.rundir.exclusion import ExclusionLimit
+from tr11ops.rundir.exclusion import Exclusion, ExclusionLimit
 from tr11ops.rundir.exclusions import EXCLUDED, INCLUDED, include, read_version
 from tr11ops.rundir.journal import read_journal
 from tr11ops.rundir.paths import RunDirectory
@@ -55,15 +55,8 @@ def lists(queue: Queue) -> list[tuple[str, ...]]:
 
 def test_list_queue_and_journal_follow_one_call_each_way(directory: RunDirectory) -> None:
     queue = Queue(job("7", "7", excluded=("z",)), job("11", None))
-    done = exclude_nodes(
-        directory,
-        ["a", "b"],
-        of(queue),
-        why="Xid 79",
-        owner="tr11",
-        days=1,
-        limit=ExclusionLimit(1),
-    )
+    asked = [Exclusion(node, "Xid 79", "tr11") for node in ("a", "b")]
+    done = exclude_nodes(directory, asked, of(queue), days=1, limit=ExclusionLimit(1))
     assert (
         done.nodes == ("a",)
         and done.refused[0][0] == "b"
@@ -89,7 +82,7 @@ def test_what_cannot_be_recorded_leaves_the_queue_as_it_is(
 
     monkeypatch.setattr("tr11ops.rundir.exclusions._commit", refuse)
     queue = Queue(job("7", "7"))
-    done = exclude_nodes(directory, ["a"], of(queue), why="", owner="me", days=1)
+    done = exclude_nodes(directory, [Exclusion("a", owner="me")], of(queue), days=1)
     assert done.nodes == () and "Read-only file system" in done.failures[0] and lists(queue) == [()]
 
 
@@ -142,7 +135,7 @@ def test_the_cards_nodes_stay_excluded_whatever_leaves_the_list(directory: RunDi
 def test_an_unreadable_queue_is_said_and_the_list_changed(directory: RunDirectory) -> None:
     queue = Queue(job("7", "7"))
     queue.silent = 10
-    done = exclude_nodes(directory, ["a"], of(queue), why="", owner="me", days=1)
+    done = exclude_nodes(directory, [Exclusion("a", owner="me")], of(queue), days=1)
     assert done.nodes == ("a",) and isinstance(done.unread, SchedulerUnreachable)
     with pytest.raises(SchedulerUnreachable):
         _ = done.failures
