@@ -45,7 +45,7 @@ from tr11ops.serve.pages import ASSETS, Pages, asset
 from tr11ops.serve.poller import News, RunPoller
 from tr11ops.serve.tokens import owner_of
 from tr11ops.serve.view import RunView, in_order, sums_of, view_of
-from tr11ops.status.run_list import verdict_counts
+from tr11ops.status.run_list import RunList
 from trainer.contract.errors import Tr11Error
 from trainer.contract.record import Record
 
@@ -138,7 +138,7 @@ class Served:
             request,
             "list",
             runs=views,
-            counts=verdict_counts((view.name, view.word, view.exit_code) for view in views),
+            counts=RunList.of(view.listed for view in views).sentence,
             sums=sums_of(self.watcher.news()),
             troubles={str(root): why for root, why in self.watcher.troubles.items() if why},
             roots=self.watcher.roots,

@@ -14,7 +14,6 @@ from tr11ops.alerts.changes import is_same_person
 from tr11ops.alerts.state import OnCall
 from tr11ops.base.invocation import for_card
 from tr11ops.base.units import counted, duration, quantity, timestamp
-from tr11ops.cluster.arrays import compress
 from tr11ops.report.page import Tile
 from tr11ops.serve.poller import News
 from tr11ops.status.answer import FIRST, NEEDS
@@ -25,16 +24,14 @@ from tr11ops.status.published import (
     care_of,
     list_of,
     number,
-    on_call_of,
     rows,
     seconds_of,
     table,
     text,
-    word_of,
 )
 from tr11ops.status.rows import ShownIncident, incidents_of
-from tr11ops.status.run_list import ListedRun, RunList, alerts_words, total, unwatched, urgency
-from tr11ops.status.run_list_screen import team_sums
+from tr11ops.status.run_list import ListedRun, RunList, alerts_words, unwatched
+from tr11ops.status.run_list_screen import sum_lines
 from tr11ops.watchdog.verdict import VerdictWord
 from trainer.contract.record import Record
 from trainer.contract.units import printable
@@ -148,7 +145,7 @@ class RunView(Record):
     looked: str
     age: float | None
     old_after: float
-    exit_code: int
+    listed: ListedRun
     can_act: bool
     is_stopped: bool
     is_mirror: bool
@@ -172,7 +169,7 @@ class RunView(Record):
 
     @property
     def needs_person(self) -> bool:
-        return self.exit_code == 1
+        return self.listed.exit_code == 1
 
     @property
     def is_old(self) -> bool:
@@ -181,35 +178,37 @@ class RunView(Record):
 
     @property
     def title(self) -> str:
-        if self.variant in {"", "main"}:
-            return self.name
-        return f"{self.name} / {self.variant}"
+        return self.listed.title
 
 
 def view_of(news: News, now: float) -> RunView:
     """What is shown of a run at the moment `now`."""
     told = _standing(news)
     run = table(told.get("run"))
-    word = word_of(told.get("verdict"))
+    name = text(run.get("name"), 80) or printable(news.folder.name)
+    variant = text(run.get("variant"), 40)
+    title = name
+    if variant not in {"", "main"}:
+        title = f"{name} / {variant}"
+    listed = ListedRun(news.folder, told, use=news.use, title=title)
+    word = listed.word
     sign, tone = LOOKS[word]
-    code = told.get("exit_code")
-    exit_code = code if isinstance(code, int) and code in {0, 1} else 3
     done = number(told.get("iteration"))
     total = number(told.get("total_iterations"))
     age = _age_of_look(news, now)
     nodes = tuple(sorted(_nodes(told), key=_trouble_first))
-    on_call = on_call_of(told.get("on_call"))
+    on_call = listed.on_call
     alerts = tuple(_alert(entry, news, on_call, now) for entry in rows(told.get("alerts")))
     needs = tuple(_needs(told.get("sleep_needs"), news))
     return RunView(
         key=news.key,
-        name=text(run.get("name"), 80) or printable(news.folder.name),
-        variant=text(run.get("variant"), 40),
+        name=name,
+        variant=variant,
         folder=printable(str(news.folder)),
         word=word,
         sign=sign,
         tone=tone,
-        urgency=urgency(word, exit_code),
+        urgency=listed.place[0],
         why=text(told.get("why") or _why(news)),
         main_fault=text(told.get("main_fault")),
         answer=_answer(told, needs),
@@ -225,7 +224,7 @@ def view_of(news: News, now: float) -> RunView:
         looked="not yet" if age is None else f"{duration(age)} ago",
         age=age,
         old_after=OLD_LOOKS * news.every,
-        exit_code=exit_code,
+        listed=listed,
         can_act=news.can_act and news.document is not None,
         is_stopped=any(
             table(told.get(name)).get("set") is True for name in ("kill_switch", "pause")
@@ -261,16 +260,7 @@ def sums_of(every: Sequence[News]) -> str:
     ]
     if not any(run.use for run in runs):
         return ""
-    found = RunList.of(runs)
-    shown = [f"All: {', '.join(total(found.runs).words)}."]
-    shown += (f"{line}." for line in team_sums(found))
-    for words, nodes in (
-        ("Held by several runs", found.shared_nodes),
-        ("Excluded by several runs", found.shared_exclusions),
-    ):
-        if nodes:
-            shown.append(f"{words}: {compress(nodes)}.")
-    return " ".join(shown)
+    return " ".join(f"{line}." for line in sum_lines(RunList.of(runs)))
 
 
 # ----------------------------------------------------------------------------- parts

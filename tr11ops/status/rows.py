@@ -168,9 +168,8 @@ def training(status: Status, screen: Screen) -> Iterator[Row]:
             value = f"{status.loss:<8.4f}"
         course = losses_of(status.loss_course)
         spark = sparkline(course, min(SPARK_WIDTH, screen.content_width - 30), screen.unicode)
-        if status.loss_course is None:
-            last = ""
-        else:
+        last = ""
+        if status.loss_course is not None:
             last = f" {spark} last {counted(status.loss_course.steps, 'step')}"
         yield "loss", f"{value}{last}".rstrip(), "" if status.loss is not None else "bold red"
     yield from _speed(status)
@@ -328,9 +327,8 @@ def _queue(status: Status) -> Iterator[Row]:
         yield label, *_cover(status, sure)
         label = ""
     for lack in status.no_cover[:JOBS_SHOWN]:
-        if lack.seconds is None:
-            held = ""
-        else:
+        held = ""
+        if lack.seconds is not None:
             held = f", {duration(lack.seconds)}"
         yield label, f"no cover{held}: {lack}", "yellow"
         label = ""
@@ -338,24 +336,21 @@ def _queue(status: Status) -> Iterator[Row]:
 
 def _cover(status: Status, sure: float) -> tuple[str, str]:
     remaining = None if status.finish is None else status.finish.earliest_seconds
-    if remaining is None:
-        against = ""
-    else:
+    against = ""
+    if remaining is not None:
         against = f" of the {duration(remaining)} left"
     if sure == 0 and status.no_cover:
         return f"covers nothing{against}", "yellow"
+    enough = duration(sure)
     if remaining is not None and sure >= remaining:
         enough = "all"
-    else:
-        enough = duration(sure)
     return f"covers {enough}{against}", ""
 
 
 def _job_line(job: Job, now: float) -> str:
+    who = job.job_id
     if job.user:
-        who = f"{job.job_id} of {job.user}"
-    else:
-        who = job.job_id
+        who += f" of {job.user}"
     parts = [who, job.state.value, counted(len(job.nodes) or job.node_count, "node")]
     if job.state is JobState.PENDING:
         if tasks_of(job) > 1:
@@ -462,22 +457,16 @@ def checkpoint(status: Status) -> Iterator[Row]:
     """The newest whole checkpoint."""
     newest, folders = status.last_checkpoint, status.checkpoint_folders
     if newest is not None:
-        if newest.age_seconds is None:
-            age = ""
-        else:
-            age = f", {duration(newest.age_seconds)} ago"
-        if newest.bytes is None:
-            bytes_ = ""
-        else:
-            bytes_ = f", {size(newest.bytes)}"
-        checked = ""
+        words = _name_of(status, newest.step)
+        if newest.age_seconds is not None:
+            words += f", {duration(newest.age_seconds)} ago"
+        if newest.bytes is not None:
+            words += f", {size(newest.bytes)}"
         if newest.verified:
-            checked = f", {newest.verified} verified"
-        if newest.count is None:
-            kept = ""
-        else:
-            kept = f"; {newest.count} kept"
-        yield "checkpoint", f"{_name_of(status, newest.step)}{age}{bytes_}{checked}{kept}", ""
+            words += f", {newest.verified} verified"
+        if newest.count is not None:
+            words += f"; {newest.count} kept"
+        yield "checkpoint", words, ""
     elif _saves_unseen(status):
         yield "checkpoint", "not known: `tr11 watch --hold --folder DIR` holds them", ""
     elif folders is None:
@@ -535,23 +524,16 @@ def stops(status: Status, screen: Screen) -> Iterator[Row]:
     elif switch.switch is None:
         yield "killswitch", "not set", ""
     else:
-        if switch.switch.why:
-            why = f": {switch.switch.why}"
-        else:
-            why = ", no reason given"
-        yield "killswitch", f"SET by {_who_and_when(switch.switch, screen)}{why}", "yellow"
+        yield "killswitch", f"SET {_stopped(switch.switch, screen)}", "yellow"
     if pause is None:
         yield "paused", "unknown", "magenta"
     elif pause.switch is not None:
-        why = ""
-        if pause.switch.why:
-            why = f": {pause.switch.why}"
-        yield "paused", f"by {_who_and_when(pause.switch, screen)}{why}", "yellow"
+        yield "paused", _stopped(pause.switch, screen), "yellow"
 
 
-def _who_and_when(stop: KillSwitch, screen: Screen) -> str:
-    if stop.time is None:
-        when = ""
-    else:
-        when = f" at {timestamp(stop.time, screen.zone)}"
-    return f"{stop.who or 'someone'}{when}"
+def _stopped(stop: KillSwitch, screen: Screen) -> str:
+    """By whom, when and why."""
+    words = f"by {stop.who or 'someone'}"
+    if stop.time is not None:
+        words += f" at {timestamp(stop.time, screen.zone)}"
+    return f"{words}: {stop.why or 'no reason given'}"

@@ -14,11 +14,19 @@ from typing import TYPE_CHECKING, Any
 
 from tr11ops.alerts.state import AlertCare, OnCall
 from tr11ops.base.observed import known, observed
-from tr11ops.base.units import counted, duration
+from tr11ops.base.units import counted, duration, first_few
 from tr11ops.cluster.base import ACTIVE_STATES
 from tr11ops.runcard.find import CARD_FILE, SUBMISSIONS
 from tr11ops.rundir.paths import RunDirectory
-from tr11ops.status.published import care_of, on_call_of, rows, text
+from tr11ops.status.published import (
+    care_of,
+    list_of,
+    on_call_of,
+    rows,
+    table,
+    text,
+    word_of,
+)
 from tr11ops.status.run_use import RunUse, UseTotal, total_use
 from tr11ops.watchdog.verdict import VerdictWord
 from trainer.contract.documents import document
@@ -32,7 +40,7 @@ if TYPE_CHECKING:
 
 SCHEMA = 1
 _PROGRESS = ("iteration", "total_iterations", "loss", "remaining_seconds", "eta", "done_again")
-_SHOWN = ("verdict", "why", "exit_code", "watchdog_fault", *_PROGRESS, "on_call")
+_SHOWN = ("verdict", "verdict_since", "why", "exit_code", "watchdog_fault", *_PROGRESS, "on_call")
 
 
 # Of runs that need a person equally: the worst first.
@@ -58,29 +66,6 @@ def urgency(word: VerdictWord, exit_code: int) -> tuple[int, int]:
     observed, then the rest, the worst verdict first. Lists, pages and screens all go by it.
     """
     return _BY_EXIT_CODE.get(exit_code, 1), _WORST_FIRST.index(word)
-
-
-def verdict_counts(runs: Iterable[tuple[str, VerdictWord, int]]) -> str:
-    """Of some runs, by name, verdict and exit code: how many need a person, and what the others are."""
-    found = sorted((urgency(word, code), word, name) for name, word, code in runs)
-    are_named = len(found) <= MOST_NAMED
-    asking = [(word, name) for (place, _), word, name in found if not place]
-    others = [(word, name) for (place, _), word, name in found if place]
-    if asking:
-        said = f"{counted(len(asking), 'needs', 'need')} a person ({_by_word(asking, are_named)})"
-    elif any(word is VerdictWord.UNKNOWN for word, _ in others):
-        said = "none is known to need a person"
-    else:
-        said = "none needs a person"
-    counts = f"{counted(len(found), 'run')}: {said}"
-    return "; ".join(filter(None, (counts, _by_word(others, are_named))))
-
-
-def _by_word(runs: Iterable[tuple[VerdictWord, str]], are_named: bool) -> str:
-    if are_named:
-        return ", ".join(f"{name} {word}" for word, name in runs)
-    words = Counter(word for word, _ in runs)
-    return ", ".join(f"{count} {word}" for word, count in words.items())
 
 
 def unwatched(word: VerdictWord, fault: object) -> str:
@@ -117,13 +102,15 @@ def alerts_words(cares: Sequence[AlertCare], on_call: OnCall | None, now: float)
 
 class ListedRun(Record):
     """A run directory, and its status; `status` is None where it could not be read, and `why` says
-    why not. `use` is what it holds and costs, None where that was not looked at.
+    why not. `use` is what it holds and costs, None where that was not looked at. `title`: what a screen calls
+    it; "" for its directory.
     """
 
     directory: Path
     status: Mapping[str, Any] | None
     why: str = ""
     use: RunUse | None = None
+    title: str = ""
 
     @property
     def told(self) -> Mapping[str, Any]:
@@ -132,11 +119,12 @@ class ListedRun(Record):
 
     @property
     def exit_code(self) -> int:
-        return int(self.told.get("exit_code", 3))
+        code = self.told.get("exit_code")
+        return code if code in (0, 1) else 3
 
     @property
     def word(self) -> VerdictWord:
-        return VerdictWord(self.told.get("verdict", "unknown"))
+        return word_of(self.told.get("verdict"))
 
     @property
     def place(self) -> tuple[tuple[int, int], str]:
@@ -174,8 +162,47 @@ class ListedRun(Record):
         """Who is told first; None where that is not known."""
         return on_call_of(self.told.get("on_call"))
 
+    @property
+    def slow_words(self) -> str:
+        """Which node is slow, where the training is; "" where its document does not tell."""
+        slow = table(self.told.get("slow_nodes"))
+        if self.word is not VerdictWord.SLOW or not slow:
+            return ""
+        nodes = first_few(map(text, list_of(slow.get("nodes"))), 2)
+        if not nodes:
+            return "no single node" if slow.get("state") == "none" else "node not known yet"
+        if slow.get("state") == "suspected":
+            return f"perhaps {nodes}"
+        return nodes
+
+    def who_has(self, are_told: bool) -> str:
+        """Who has what it needs a person for; with `are_told` also who was told where no one has."""
+        if self.told.get("alerts") is None:
+            return "not known who has it"
+        found = [care for care in self.cares if care.is_found]
+        untaken = [care for care in found if not care.holder]
+        if not found:
+            return "no alert yet"
+        if not untaken:
+            return f"{', '.join(dict.fromkeys(care.person for care in found))} has it"
+        said = "no one has taken it"
+        if len(untaken) < len(found):
+            said = f"no one has taken {len(untaken)} of {counted(len(found), 'alert')}"
+        told = dict.fromkeys(name for care in untaken for name in care.told)
+        if are_told and self.on_call is not None and (told or self.on_call.who):
+            said += f"; told: {first_few(told, 2) or 'no one yet'}"
+        return said
+
+    def in_short(self, are_told: bool) -> str:
+        """Its verdict, the slow node where it is slow, and who has it where it needs a person."""
+        notes = [self.slow_words] if self.slow_words else []
+        if self.exit_code == 1:
+            notes.append(self.who_has(are_told))
+        told = f" ({'; '.join(notes)})" if notes else ""
+        return f"{self.title or self.directory} {self.word}{told}"
+
     def document(self) -> dict[str, Any]:
-        """For --json."""
+        """For --json; null where something is not known."""
         run = self.told.get("run", {})
         return {
             "directory": str(self.directory),
@@ -185,19 +212,8 @@ class ListedRun(Record):
             "verdict": self.word.value,
             "why": self.told.get("why", self.why),
             "exit_code": self.exit_code,
-            **self._operation(),
-        }
-
-    def _operation(self) -> dict[str, Any]:
-        """Who is asked, since when, and what it holds and costs; null where that is not known."""
-        values: dict[str, Any] = dict.fromkeys(RunUse.__struct_fields__)
-        if self.use is not None:
-            values = document(self.use)
-        since = self.told.get("verdict_since")
-        return {
-            "verdict_since": since,
             "owners": list(self.owners),
-            **values,
+            **(dict.fromkeys(RunUse.__struct_fields__) if self.use is None else document(self.use)),
             "nodes": list(self.nodes),
             "excluded_nodes": list(self.excluded),
         }
@@ -211,6 +227,24 @@ class RunList(Record):
     @classmethod
     def of(cls, found: Iterable[ListedRun]) -> RunList:
         return cls(tuple(sorted(found, key=attrgetter("place"))))
+
+    @property
+    def sentence(self) -> str:
+        """The first sentence of a screen: which need a person and who has them, which are slow because
+        of which node, and what the others are.
+        """
+        asking = [run for run in self.runs if run.exit_code == 1]
+        if asking:
+            said = f"{counted(len(asking), 'needs', 'need')} a person: "
+        elif any(run.word is VerdictWord.UNKNOWN for run in self.runs):
+            said = "none is known to need a person; "
+        else:
+            said = "none needs a person; "
+        parts = (
+            _in_short(runs, are_named=len(self.runs) <= MOST_NAMED, are_told=len(asking) == 1)
+            for runs in (asking, self.runs[len(asking) :])
+        )
+        return f"{counted(len(self.runs), 'run')}: {said}{'; '.join(filter(None, parts))}"
 
     @property
     def exit_code(self) -> int:
@@ -261,6 +295,16 @@ def total(runs: Sequence[ListedRun]) -> UseTotal:
     """What some runs hold and cost together."""
     nodes = {node for run in runs for node in run.nodes}
     return total_use([run.use for run in runs if run.use is not None], len(runs), len(nodes))
+
+
+def _in_short(runs: Sequence[ListedRun], are_named: bool, are_told: bool) -> str:
+    """Each run; of many the first that need a person or are slow, and how many are what else."""
+    named = runs
+    if not are_named:
+        named = [run for run in runs if run.exit_code == 1 or run.slow_words][:MOST_NAMED]
+    others = Counter(run.word for run in runs) - Counter(run.word for run in named)
+    counts = [f"{count} {word}" for word, count in others.items()]
+    return ", ".join([*(run.in_short(are_told) for run in named), *counts])
 
 
 def launches(root: Path) -> tuple[Path, ...]:

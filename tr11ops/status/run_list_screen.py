@@ -2,24 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from datetime import datetime
+from collections.abc import Iterator
 
 from tr11ops.alerts.state import AlertCare
+from tr11ops.base.invocation import command_for
 from tr11ops.base.units import counted, duration, wrapped
 from tr11ops.cluster.arrays import compress
-from tr11ops.status.run_list import (
-    ListedRun,
-    RunList,
-    alerts_words,
-    total,
-    unwatched,
-    verdict_counts,
-)
-from tr11ops.status.run_use import RunUse
-from tr11ops.watchdog.verdict import VerdictWord
+from tr11ops.status.published import seconds_of
+from tr11ops.status.run_list import ListedRun, RunList, alerts_words, total, unwatched
+from tr11ops.watchdog.verdict import MOVING, VerdictWord
 
-TITLES = f"{'verdict':<10} {'iteration':>15} {'loss':>8} {'left':>11}  run"
+TITLES = f"{'verdict':<10} {'for':>11} {'iteration':>15} {'left':>11}  run"
 
 
 def list_lines(shown: RunList, now: float) -> Iterator[str]:
@@ -27,28 +20,17 @@ def list_lines(shown: RunList, now: float) -> Iterator[str]:
     if not shown.runs:
         return
     if len(shown.runs) > 1:
-        yield from _wrapped(_summary(shown), "", "")
+        yield from wrapped(shown.sentence)
+    for run in shown.runs:
+        if run.word in MOVING:
+            yield f"to stop one: {command_for(str(run.directory), 'kill')}"
+            break
     yield TITLES
     for run in shown.runs:
         yield from _run_lines(run, now)
-    teams = team_sums(shown)
-    if teams:
-        yield ""
-    for words in teams:
-        yield from _wrapped(words, "", "  ")
-    yield from _shared_lines("held by", shown.shared_nodes)
-    yield from _shared_lines("excluded by", shown.shared_exclusions)
-
-
-def _wrapped(text: str, first: str, further: str) -> list[str]:
-    if not text:
-        return []
-    return wrapped(text, first, further)
-
-
-def _summary(shown: RunList) -> str:
-    counts = verdict_counts((str(run.directory), run.word, run.exit_code) for run in shown.runs)
-    return f"{counts}; {', '.join(total(shown.runs).words)}"
+    yield ""
+    for words in sum_lines(shown):
+        yield from wrapped(words, further="  ")
 
 
 def _run_lines(run: ListedRun, now: float) -> Iterator[str]:
@@ -63,17 +45,19 @@ def _run_lines(run: ListedRun, now: float) -> Iterator[str]:
         done = again["from_step"]
         lost = f"  ({counted(again['iterations'], 'iteration')} again)"
     step = _step(done, seen["total_iterations"])
-    loss = left = "-"
-    if seen["loss"] is not None:
-        loss = f"{seen['loss']:.4f}"
-    if seen["remaining_seconds"] is not None:
+    since, length, left = seconds_of(seen["verdict_since"]), "-", "-"
+    if since is not None:
+        length = duration(now - since)
+    if seen["remaining_seconds"] is not None and run.word in MOVING:
         left = duration(seen["remaining_seconds"])
-    yield f"{seen['verdict']:<10} {step:>15} {loss:>8} {left:>11}  {run.directory}{lost}"
-    if run.exit_code or run.word is VerdictWord.SLOW:
-        yield from _wrapped(seen["why"], "  ", "  ")
-    yield from _wrapped(unwatched(run.word, seen["watchdog_fault"]), "  ", "  ")
-    facts = "; ".join(_facts(run, run.use, now))
-    yield from _wrapped(facts, "  ", "  ")
+    yield f"{seen['verdict']:<10} {length:>11} {step:>15} {left:>11}  {run.directory}{lost}"
+    said = [unwatched(run.word, seen["watchdog_fault"]), "; ".join(_facts(run, now))]
+    if run.exit_code or run.word is VerdictWord.SLOW or run.word.is_stop:
+        said.insert(0, seen["why"])
+    if run.exit_code == 1:
+        said.append(f"next: `{command_for(str(run.directory), 'status')}`")
+    for words in filter(None, said):
+        yield from wrapped(words, "  ", "  ")
 
 
 def _step(done: int | None, planned: int | None) -> str:
@@ -84,24 +68,8 @@ def _step(done: int | None, planned: int | None) -> str:
     return f"{done}/{planned}"
 
 
-def _facts(run: ListedRun, use: RunUse | None, now: float) -> Iterator[str]:
-    """Since when, who has it, whose it is, on which nodes, and what it has cost."""
-    since = run.told.get("verdict_since")
-    if since is not None:
-        moment = datetime.fromisoformat(since).timestamp()
-        yield f"for {duration(max(0.0, now - moment))}"
-    yield from _care(run, now)
-    if use is None:
-        return
-    if use.team:
-        yield use.team
-    if run.nodes:
-        yield f"on {compress(run.nodes)}"
-    yield from use.words
-
-
-def _care(run: ListedRun, now: float) -> Iterator[str]:
-    """Who has its alerts, and who is on call."""
+def _facts(run: ListedRun, now: float) -> Iterator[str]:
+    """Who has its alerts, who is on call, whose it is, and on which nodes."""
     said = ""
     if run.cares:
         said = f"alerts: {alerts_words(run.cares, run.on_call, now)}"
@@ -113,23 +81,25 @@ def _care(run: ListedRun, now: float) -> Iterator[str]:
         yield "on call: unknown"
     elif run.on_call.who and (run.on_call.taken is not None or " on call" not in said):
         yield f"on call: {run.on_call.words(now)}"
+    if run.use is not None and run.use.team:
+        yield run.use.team
+    if run.nodes:
+        yield f"on {compress(run.nodes)}"
 
 
-def team_sums(shown: RunList) -> list[str]:
-    """What each team's runs hold and cost, where there are several teams."""
-    sums = {team: total(runs) for team, runs in shown.teams.items()}
-    if len(sums) < 2:
-        return []
-    return [
-        f"{team or 'no team'}: {counted(use.runs, 'run')}, {', '.join(use.words)}"
-        for team, use in sums.items()
-    ]
-
-
-def _shared_lines(word: str, nodes: Mapping[str, tuple[str, ...]]) -> Iterator[str]:
-    """A line for each group of runs that have nodes in common."""
-    groups: dict[tuple[str, ...], list[str]] = {}
-    for node, who in nodes.items():
-        groups.setdefault(who, []).append(node)
-    for who, names in groups.items():
-        yield from _wrapped(f"{compress(names)}: {word} {', '.join(who)}", "", "  ")
+def sum_lines(shown: RunList) -> Iterator[str]:
+    """What each team's runs hold and cost where there are several teams, what all do, and the nodes
+    that several runs have in common.
+    """
+    teams = shown.teams
+    if len(teams) > 1:
+        for team, runs in teams.items():
+            words = (counted(len(runs), "run"), *total(runs).words)
+            yield f"{team or 'no team'}: {', '.join(words)}"
+    yield f"All runs: {', '.join(total(shown.runs).words)}"
+    for word, nodes in (("held", shown.shared_nodes), ("excluded", shown.shared_exclusions)):
+        groups: dict[tuple[str, ...], list[str]] = {}
+        for node, who in nodes.items():
+            groups.setdefault(who, []).append(node)
+        for who, names in groups.items():
+            yield f"{compress(names)}: {word} by {', '.join(who)}"

@@ -6,6 +6,7 @@ runs -> a run's attempts -> an attempt's nodes -> a node's ranks
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
@@ -14,7 +15,14 @@ from tr11ops.base.observed import known
 from tr11ops.base.units import counted, duration
 from tr11ops.detect.node_progress import short_name
 from tr11ops.status.published import word_of
-from tr11ops.status.run_list import alerts_words, kept_words, unwatched, urgency, verdict_counts
+from tr11ops.status.run_list import (
+    ListedRun,
+    RunList,
+    alerts_words,
+    kept_words,
+    unwatched,
+    urgency,
+)
 from tr11ops.watchdog.verdict import EXIT_CODES, VerdictWord
 from trainer.contract.record import Record
 from trainer.contract.units import shortened
@@ -117,6 +125,14 @@ class LookedAt(Record):
         return self.look
 
     @property
+    def listed(self) -> ListedRun:
+        """The same as lists of runs have it."""
+        told = None
+        if self.look is not None:
+            told = self.look.document()
+        return ListedRun(Path(self.key), told, self.why, title=self.name)
+
+    @property
     def is_awaited(self) -> bool:
         """Whether its first look is still to come."""
         return self.look is None and not self.why
@@ -126,7 +142,7 @@ def runs_table(runs: Sequence[LookedAt]) -> TopTable:
     """Every run, what needs a person first."""
     ordered = sorted(runs, key=_urgency)
     rows = tuple(TopRow(run.key, tuple(_run_cells(run)), run.sentence) for run in ordered)
-    sentence = verdict_counts(map(_seen, runs))
+    sentence = RunList.of(run.listed for run in runs).sentence
     awaited = sum(run.is_awaited for run in runs)
     if awaited:
         sentence += f"; {awaited} still to be looked at"
@@ -141,15 +157,7 @@ def _urgency(run: LookedAt) -> tuple[tuple[int, int], str]:
         if run.before is not None:
             word = word_of(run.before.word)
         return urgency(word, EXIT_CODES.get(word, 0)), run.name
-    _, word, exit_code = _seen(run)
-    return urgency(word, exit_code), run.name
-
-
-def _seen(run: LookedAt) -> tuple[str, VerdictWord, int]:
-    """Its name, its verdict now, and the exit code."""
-    if run.look is None:
-        return run.name, VerdictWord.UNKNOWN, 3
-    return run.name, run.seen.status.verdict, run.look.exit_code
+    return run.listed.place[0], run.name
 
 
 def _run_cells(run: LookedAt) -> Iterator[str]:

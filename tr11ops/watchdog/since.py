@@ -62,7 +62,8 @@ def _moments(
         case VerdictWord.FINISHED:
             yield ended
         case VerdictWord.DOWN:
-            yield ended
+            newest = derived.last_attempt(snapshot)  # which may have left no marker
+            yield ended if newest is None else newest.changed
             yield from _of_faults(findings)
         case VerdictWord.STALLED | VerdictWord.AT_RISK:
             yield from _of_faults(findings)

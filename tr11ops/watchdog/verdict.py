@@ -310,9 +310,8 @@ def _alive(snapshot: Snapshot, job: Job, liveness: Liveness, on: str) -> Verdict
         )
     if liveness.phase in STARTING_PHASES:
         return Verdict(VerdictWord.STARTING, f"{on}: {liveness.phase}, {_seen(snapshot, liveness)}")
-    if liveness.iteration is None:
-        at = ""
-    else:
+    at = ""
+    if liveness.iteration is not None:
         at = f" at iteration {liveness.iteration}"
     if liveness.phase == ENDED_PHASE:
         ended = f"{on}: its workers have ended{at} without a word, {_seen(snapshot, liveness)}"
@@ -431,14 +430,12 @@ def _of_pending(snapshot: Snapshot, pending: tuple[Job, ...]) -> Verdict:
             f"the last attempt refused its input, and so will the queued ones: {marker.message}",
         )
     tasks = derived.queued_tasks(waiting)
-    if tasks == 1:
-        count = ""
-    else:
+    count = ""
+    if tasks > 1:
         count = f" ({tasks} tasks)"
     closed = derived.closed_by_site(snapshot)
-    if closed is None:
-        first = waiting[0]
-    else:
+    first = waiting[0]
+    if closed is not None:
         first = _first(waiting)[0]
     reason = _waits(first, closed)
     start = _expected_start(first, snapshot.time)
@@ -481,9 +478,8 @@ def _why(job: Job) -> str:
 def _of_nothing(snapshot: Snapshot) -> Verdict:
     if derived.is_finished(snapshot):
         done = derived.iteration(snapshot)
-        if done is None:
-            at = ""
-        else:
+        at = ""
+        if done is not None:
             at = f" at iteration {done}"
         return Verdict(VerdictWord.FINISHED, f"the training is finished{at}")
     switch = derived.stop_of(snapshot)

@@ -27,7 +27,7 @@ from tr11ops.serve.pages import Pages
 from tr11ops.serve.poller import News
 from tr11ops.serve.view import in_order, view_of
 from tr11ops.status.assessment import status_of
-from tr11ops.status.run_list import ListedRun, RunList, urgency, verdict_counts
+from tr11ops.status.run_list import ListedRun, RunList, urgency
 from tr11ops.status.run_list_screen import TITLES, list_lines
 from tr11ops.status.run_use import RunUse, UseReader
 from tr11ops.watchdog.verdict import VerdictWord, judge
@@ -46,16 +46,14 @@ def test_a_run_is_one_line_that_says_what_status_says(recorded: Path) -> None:
         status = json.loads(typed(("status", "--json", *LOCAL))[1])
         [run] = json.loads(typed(("list", "run", "--json", *LOCAL))[1])["runs"]
     [_, line, *more] = text.splitlines()
-    watch, for_, facts = " ".join(map(str.strip, more)).rpartition(" for ")
-    assert watch == status["watchdog_fault"] == run["watchdog_fault"]
-    assert for_ and facts.endswith(
-        "; alerts: 1 is open: no one has taken it; 2 are no longer found, and close by themselves; 0.1 node-hours"
+    said, _, total = " ".join(map(str.strip, more)).partition("  All runs: ")
+    assert run["watchdog_fault"] == status["watchdog_fault"] and total.endswith("0.1 node-hours")
+    assert said == (
+        f"{status['why']} {status['watchdog_fault']} alerts: 1 is open: no one has taken it;"
+        " 2 are no longer found, and close by themselves"
     )
-    assert (
-        code == 0
-        and line.split()[:3] == ["stopped", "38/6253", "2.7689"]
-        and line.endswith("  run")
-    )
+    word, *_, step, left, name = line.split()
+    assert code == 0 and (word, step, left, name) == ("stopped", "38/6253", "-", "run")
     assert max(map(len, text.splitlines())) <= 80
     shared = set(run) & set(status) - {"eta"}
     assert {key: run[key] for key in shared} == {key: status[key] for key in shared} and len(
@@ -99,7 +97,8 @@ def test_what_a_starting_run_lost_is_no_progress() -> None:
     starting = snapshot(heartbeats=beats(phase="loading"), checkpoints=checkpoints(31200))
     for seen, words in ((starting, "31200/115311"), (snapshot(), "31219/115311")):
         run = ListedRun(Path("big"), status_of(seen, (), judge(seen, ())).document())
-        [_, line, *_] = list_lines(RunList.of([run]), seen.time)
+        [stop, _, line, *_] = list_lines(RunList.of([run]), seen.time)
+        assert stop == "to stop one: tr11 kill --run big"
         assert words in line and line.endswith(
             "  big  (19 iterations again)" if seen is starting else "  big"
         )
@@ -203,9 +202,13 @@ def test_several_runs_say_whose_they_are_who_has_them_and_what_they_hold() -> No
     text = " ".join(" ".join(lines).split())
     assert max(map(len, lines)) <= 80
     assert text.startswith(
-        "4 runs: 2 need a person (a stalled, c stalled); d unknown, b healthy; 48 nodes"
+        "4 runs: 2 need a person: a stalled (no alert yet), c stalled (ben@example.org has it);"
+        " d unknown, b healthy to stop one: tr11 kill --run b verdict"
     )
-    assert "210.0 node-hours, 1,600.0 GPU-hours, 3,200.00 EUR, 84.0 kWh, without 1 run" in text
+    assert (
+        "All runs: 48 nodes" in text
+        and "210.0 node-hours, 1,600.0 GPU-hours, 3,200.00 EUR, 84.0 kWh, without 1 run" in text
+    )
     assert "no one has taken it; ana@example.org is on call; six; " in text
     assert "alerts: 1 is open: ben@example.org has it; on call: ana@example.org; six; " in text
     assert "on call: cleo@example.org (took the shift, 5 h 00 min left); seven; " in text
@@ -326,7 +329,7 @@ def test_an_unreadable_run_is_one_line_and_the_others_are_shown(
         code, text = typed(("list", str(tmp_path), "run", *LOCAL))
         runs = json.loads(typed(("list", str(tmp_path), "--json", *LOCAL))[1])["runs"]
     lines = text.splitlines()
-    lines = lines[[line.split()[0] for line in lines].index("verdict") + 1 :]
+    lines = lines[lines.index(TITLES) + 1 :]
     assert code == 3 and [line.split()[0] for line in lines[:4]] == ["unknown"] * 3 + ["stopped"]
     for line, why in zip(
         lines, ("card.json", "names another directory", "nothing was launched"), strict=False
@@ -490,19 +493,84 @@ def test_a_key_that_is_none_is_told_the_nearest(
     assert hint in capsys.readouterr().err
 
 
+def _run(name: str, word: VerdictWord, exit_code: int, **told: object) -> ListedRun:
+    return ListedRun(Path(name), {"verdict": word.value, "exit_code": exit_code, **told})
+
+
 def test_runs_are_counted_by_the_verdicts_that_are_shown() -> None:
-    stalled, stopped = ("a", VerdictWord.STALLED, 1), ("b", VerdictWord.STOPPED, 0)
-    well, unseen = ("c", VerdictWord.HEALTHY, 0), ("d", VerdictWord.UNKNOWN, 3)
+    stalled, stopped = (
+        _run("a", VerdictWord.STALLED, 1, alerts=[]),
+        _run("b", VerdictWord.STOPPED, 0),
+    )
+    well, unseen = _run("c", VerdictWord.HEALTHY, 0), ListedRun(Path("d"), None)
+    no_alerts = _run("e", VerdictWord.STOPPED, 1)
     for runs, said in (
         ([well], "1 run: none needs a person; c healthy"),
-        ([stopped, well, stalled], "3 runs: 1 needs a person (a stalled); b stopped, c healthy"),
-        ([well, unseen], "2 runs: none is known to need a person; d unknown, c healthy"),
-        # one that is stopped may need a person all the same
         (
-            [stopped, ("e", VerdictWord.STOPPED, 1)],
-            "2 runs: 1 needs a person (e stopped); b stopped",
+            [stopped, well, stalled],
+            "3 runs: 1 needs a person: a stalled (no alert yet); b stopped, c healthy",
         ),
-        ([stalled, stalled], "2 runs: 2 need a person (a stalled, a stalled)"),
-        ([well] * 5 + [stalled], "6 runs: 1 needs a person (1 stalled); 5 healthy"),
+        ([well, unseen], "2 runs: none is known to need a person; d unknown, c healthy"),
+        # one that is stopped may need a person all the same; what its copy does not tell is not known
+        (
+            [stopped, no_alerts],
+            "2 runs: 1 needs a person: e stopped (not known who has it); b stopped",
+        ),
+        (
+            [stalled, stalled],
+            "2 runs: 2 need a person: a stalled (no alert yet), a stalled (no alert yet)",
+        ),
+        # of many those are named that someone has to act on
+        (
+            [well] * 5 + [stalled],
+            "6 runs: 1 needs a person: a stalled (no alert yet); 5 healthy",
+        ),
+        (
+            [stalled] * 7,
+            f"7 runs: 7 need a person: {'a stalled (no alert yet), ' * 5}2 stalled",
+        ),
     ):
-        assert verdict_counts(runs) == said
+        assert RunList.of(runs).sentence == said
+    # as the screen calls it
+    assert "; big / b healthy" in RunList.of([replace(well, title="big / b")]).sentence
+
+
+def test_the_first_sentence_says_who_has_what_needs_a_person_and_who_was_told() -> None:
+    both = {"told": ["ana@example.org", "ben@example.org"]}
+    on_call = {"who": ["ana@example.org"]}
+    gone = {"found": False, "owner": "cem"}
+    for alerts, said in (
+        ([both, gone], "no one has taken it; told: ana@example.org, ben@example.org"),
+        ([{}], "no one has taken it; told: no one yet"),
+        ([gone], "no alert yet"),
+        ([{"owner": "ana (by ben)", **both}, {"acknowledged_by": "cem"}], "ana, cem has it"),
+        (
+            [{"owner": "ana"}, both],
+            "no one has taken 1 of 2 alerts; told: ana@example.org, ben@example.org",
+        ),
+    ):
+        down = _run("a", VerdictWord.DOWN, 1, alerts=alerts, on_call=on_call)
+        assert RunList.of([down]).sentence == f"1 run: 1 needs a person: a down ({said})"
+    # of several it is short
+    assert "told" not in RunList.of([down, down]).sentence
+
+
+def test_the_first_sentence_names_the_node_that_slows_a_run_as_far_as_it_is_known() -> None:
+    for state, nodes, said in (
+        ("named", ["n8"], "a slow (n8)"),
+        ("named", ["n8", "n9", "n10", "n11"], "a slow (n8, n9 and 2 more)"),
+        ("suspected", ["n8"], "a slow (perhaps n8)"),
+        ("waiting", [], "a slow (node not known yet)"),
+        ("none", [], "a slow (no single node)"),
+    ):
+        slow = {"state": state, "nodes": nodes, "text": ""}
+        run = _run("a", VerdictWord.SLOW, 0, slow_nodes=slow)
+        assert RunList.of([run]).sentence == f"1 run: none needs a person; {said}"
+        # of many too
+        many = RunList.of([run] + [_run("b", VerdictWord.HEALTHY, 0)] * 8)
+        assert many.sentence == f"9 runs: none needs a person; {said}, 8 healthy"
+        # a run that does not train on is not slow
+        down = _run("a", VerdictWord.DOWN, 1, slow_nodes=slow, alerts=[])
+        assert "n8" not in RunList.of([down]).sentence
+    # a published copy does not tell nodes
+    assert RunList.of([_run("a", VerdictWord.SLOW, 0)]).sentence.endswith("; a slow")

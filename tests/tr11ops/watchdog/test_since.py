@@ -12,7 +12,7 @@ from tr11ops.alerts.service import AlertInput, process
 from tr11ops.alerts.state import HeldVerdict
 from tr11ops.base.observed import Unknown
 from tr11ops.detect.registry import detect_all
-from tr11ops.observe.snapshot import KillSwitch, Snapshot
+from tr11ops.observe.snapshot import Attempt, KillSwitch, Snapshot
 from tr11ops.status.assessment import status_of
 from tr11ops.status.extra_observations import ExtraObservations, observe_extra
 from tr11ops.watchdog.since import held_verdict, since_when
@@ -37,10 +37,11 @@ STOPPED = idle(kill_switch=KillSwitch(Path("/run/kill-switch"), "ana", NOW - 3 *
     [
         (STOPPED, NOW - 3 * HOUR),
         (idle(attempts=(ended(),)), ended().end.time),
+        (idle(attempts=(Attempt("1007", NOW - 60, None), ended())), NOW - 60),
         (snapshot(), running().start_time),
         (snapshot(jobs=Unknown("no answer")), running().start_time),
     ],
-    ids=["stopped", "down", "healthy", "scheduler silent"],
+    ids=["stopped", "down", "down without a marker", "healthy", "scheduler silent"],
 )
 def test_one_look_tells_by_its_evidence(given: Snapshot, moment: float) -> None:
     found = since(given)
