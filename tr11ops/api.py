@@ -309,7 +309,8 @@ def _reader(name: str, kind: str) -> Overview | Unknown:
 
 def _moved(directory: RunDirectory, root: Path) -> RunDirectory:
     """The same run directory, where it is seen from here."""
-    paths, switch = directory.paths, directory.kill_switch
+    paths = directory.paths
+    switch = directory.kill_switch
     if switch.is_relative_to(paths.root):
         switch = root / switch.relative_to(paths.root)
     return RunDirectory(RunPaths(root, paths.name, paths.variant, paths.logs_folder), switch)

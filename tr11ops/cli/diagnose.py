@@ -144,7 +144,8 @@ def runbook(
         page = (page_of_word(page) or page_of(page)).removesuffix(".md")
     if page not in pages:
         raise Refusal(f"NAME {name!r}: there is no such page; {_hint(page, pages)}", exit_code=2)
-    title, lines = page_title(page), list(page_lines(f"{page}.md", WIDTH))
+    title = page_title(page)
+    lines = list(page_lines(f"{page}.md", WIDTH))
     document = {"schema": SCHEMA, "name": page, "title": title, "lines": lines}
     return Outcome(document, (title, *lines))
 
@@ -244,7 +245,8 @@ class _Sight:
         from tr11ops.observe.look import facts_of
         from tr11ops.status.assessment import assess
 
-        card, directory = self.context.card, self.context.directory
+        card = self.context.card
+        directory = self.context.directory
         facts = facts_of(card, self.context.run or "")
         try:
             seen = in_time(
@@ -336,7 +338,9 @@ def _what_it_recovers_from(sight: _Sight, found: Diagnosis) -> Diagnosis | None:
     """The diagnosis of the end after which a launch, that has made no step yet, was started; None for any
     other: then it is that launch that is asked about.
     """
-    seen, now, directory = sight.assessment, found.now, sight.context.directory
+    seen = sight.assessment
+    now = found.now
+    directory = sight.context.directory
     if seen is None or now is None or found.fault is not FaultClass.RUNNING:
         return None
     if now.state is not NowState.STARTS:
@@ -465,7 +469,8 @@ def _with_evidence(sight: _Sight, found: Diagnosis) -> Diagnosis:
     """
     if not found.launch:
         return found
-    seen, accused = sight.assessment, found.accused.nodes
+    seen = sight.assessment
+    accused = found.accused.nodes
     nodes = known(seen.snapshot.nodes, ()) if seen is not None else ()
     return replace(
         found,
@@ -505,7 +510,8 @@ def _job_word(sight: _Sight, directory: RunDirectory, attempt: str) -> JobWord:
     from tr11ops.diagnose.attribution.conclusion import JobWord
     from tr11ops.goodput.history import lost_hosts
 
-    job, label = sight.job(attempt), read_attempt_label(directory.paths, attempt)
+    job = sight.job(attempt)
+    label = read_attempt_label(directory.paths, attempt)
     is_over = job is not None and not job.state.is_active
     nodes = read_details(directory.paths.attempt(attempt) / "attempt.json").get("nodes") or [""]
     if job is not None and job.state is JobState.NODE_FAIL:

@@ -57,8 +57,10 @@ class ForeignDrill(Record):
     @property
     def refusal(self) -> Refusal | None:
         """Why no drill is held."""
-        card, view = self.card, self.view
-        settings, ranks = card.settings, card.world_size
+        card = self.card
+        view = self.view
+        settings = card.settings
+        ranks = card.world_size
         lack = lack_of_asking(settings, ranks)
         if lack:
             return Refusal(
@@ -95,7 +97,8 @@ class ForeignDrill(Record):
 
     def lines(self) -> list[str]:
         """What is interrupted, and what may be lost."""
-        card, view = self.card, self.view
+        card = self.card
+        view = self.view
         way = way_of(card.settings, card.world_size)
         lines = running_lines(view, f"is asked to save and leave, by {way}")
         if not view.running:
@@ -120,8 +123,10 @@ class ForeignDrill(Record):
 
     def apply(self) -> Outcome:
         """Hold the drill, and keep what it found."""
-        card, run = self.card, self.run
-        settings, ranks = card.settings, card.world_size
+        card = self.card
+        run = self.run
+        settings = card.settings
+        ranks = card.world_size
         digest = stop_digest(settings, ranks)
         began = time.time()
         proof = StopProof(

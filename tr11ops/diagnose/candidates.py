@@ -63,7 +63,9 @@ _NAMED_NODE = re.compile(r"\b[Nn]ode[ /](?P<node>(?=[\w.-]*\d)[\w.-]*\w)")
 _LINK_BACK = "link-back"
 _DEGRADED = "port-monitor-down"
 _SERVER_BACK = "storage-back"
-_REQUEUED, _NODE_LOST, _TERMINAL_CLOSED = "slurm-requeued", "slurm-node-fail", "terminal-closed"
+_REQUEUED = "slurm-requeued"
+_NODE_LOST = "slurm-node-fail"
+_TERMINAL_CLOSED = "terminal-closed"
 
 
 class Candidates(Record):

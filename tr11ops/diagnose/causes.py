@@ -91,7 +91,8 @@ def judge(launches: Sequence[LogLaunch], earlier: Sequence[LogLaunch] = ()) -> D
 
 def _at_lone_node(found: Diagnosis) -> Diagnosis:
     """The diagnosis with the node that alone is not in order as a guess where its line names none."""
-    root, lone = found.root_cause, found.signs.lone_node
+    root = found.root_cause
+    lone = found.signs.lone_node
     if root is None or root.node is not None or lone is None:
         return found
     return replace(found, root_cause=replace(root, node=lone, is_guess=True))
@@ -103,8 +104,10 @@ def _on_machines(found: Diagnosis, machines: Mapping[str, str]) -> Diagnosis:
     """
     if not machines:
         return found
-    root, signs = found.root_cause, found.signs
-    peer, lone = signs.peer or "", signs.lone_node or ""
+    root = found.root_cause
+    signs = found.signs
+    peer = signs.peer or ""
+    lone = signs.lone_node or ""
     signs = replace(
         signs, peer=machines.get(peer, signs.peer), lone_node=machines.get(lone, signs.lone_node)
     )
@@ -241,7 +244,8 @@ def _printed_early(launch: LogLaunch, places: LaunchPlaces) -> Diagnosis | None:
         return None
     root = raised[-1]
     why = f"{root.sentence} Steps were printed after it, and a worker left with an exit code of 1."
-    fault, step = root.signature.fault, root.signature.step
+    fault = root.signature.fault
+    step = root.signature.step
     line = places.quoted(root, is_root=True)
     return Diagnosis(
         fault,
@@ -288,8 +292,10 @@ def merged_launch(launches: Sequence[LogLaunch]) -> LogLaunch:
     together.hosts_of_file = {launch.file: launch.said_hosts for launch in launches}
     together.reports = [report for launch in launches for report in launch.reports]
     together.heads = tuple(head for launch in launches for head in launch.heads)
-    together.progress, together.steps = main.progress, main.steps
-    together.last_line, together.is_cut = main.last_line, main.is_cut
+    together.progress = main.progress
+    together.steps = main.steps
+    together.last_line = main.last_line
+    together.is_cut = main.is_cut
     together.is_usual_below = main.is_usual_below
     for launch in launches:
         for name, count in launch.counts.items():

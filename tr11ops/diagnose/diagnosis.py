@@ -207,7 +207,8 @@ class Diagnosis(Record):
     @property
     def action(self) -> NextStep:
         """The step to take: by whether a restart helps, and by what the run does now."""
-        step, now = self.step_alone, self.now
+        step = self.step_alone
+        now = self.now
         if now is None or now.to_exclude:
             return step
         if now.state is NowState.STANDS and step is NextStep.NONE:

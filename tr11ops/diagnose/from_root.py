@@ -141,7 +141,8 @@ def diagnosis_of_root(
     elif step is NextStep.EXCLUDE_AND_RESUBMIT and (
         is_of_many([root, *alike], places, signature) or flaps_everywhere(root, launch, places)
     ):
-        step, quoted = NextStep.PAGE, replace(quoted, node=None)
+        step = NextStep.PAGE
+        quoted = replace(quoted, node=None)
     if signature.id == _CONTAINER and is_of_one_of_many(root, alike, launch, places):
         signature = replace(signature, fault=FaultClass.SLURM_NODE_FAIL, helps=Restart.ELSEWHERE)
         step = NextStep.PAGE

@@ -51,7 +51,8 @@ def is_absurd(said: str) -> bool:
     """Whether what was asked for is no size of a tensor: a number out of broken memory or a broken
     message.
     """
-    wanted, capacity = _WANTED.search(said), _CAPACITY.search(said)
+    wanted = _WANTED.search(said)
+    capacity = _CAPACITY.search(said)
     if "more than 1EB memory" in said:
         return True
     if wanted is None:

@@ -202,10 +202,12 @@ def split_prefixes(text: str) -> tuple[LineOrigin, str]:
     """What the prefixes of a plain line say, and the line without them; of a JSON record its fields
     and its message.
     """
-    origin, at = LineOrigin(), 0
+    origin = LineOrigin()
+    at = 0
     record = _RECORD.match(text)
     if record is not None:
-        origin, text = _with(origin, record.groupdict()), text[record.end() :]
+        origin = _with(origin, record.groupdict())
+        text = text[record.end() :]
     if text.startswith("{") and (message := _MESSAGE.search(text)) is not None:
         origin = _with(origin, _fields(text, message))
         detail = _DETAIL.search(text)
@@ -220,7 +222,8 @@ def split_prefixes(text: str) -> tuple[LineOrigin, str]:
         said = match.groupdict()
         if is_kernels:  # what stands first in a kernel's own words is a driver, or its device
             said.pop("node", None)
-        origin, at = _with(origin, said), match.end()
+        origin = _with(origin, said)
+        at = match.end()
         is_kernels = is_kernels or match.re is _SINCE_BOOT
     return origin, text[at:].lstrip() if at and text[at : at + 1] == "]" else text[at:]
 

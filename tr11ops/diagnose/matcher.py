@@ -50,7 +50,9 @@ class Matcher:
     def candidates(self, block: bytes) -> list[CandidateLine]:
         """The lines of a block of whole lines that some rule may match, in order."""
         found: list[CandidateLine] = []
-        start, end, numbers = 0, -1, set[int]()
+        start = 0
+        end = -1
+        numbers = set[int]()
         for word, at in _few_of_each(self._search.hits(block)):
             if at <= end:
                 numbers.update(self._users[word])
@@ -101,7 +103,8 @@ def _piece(block: bytes, at: int) -> tuple[int, int]:
     """The line around an offset, or what a progress bar's carriage returns leave of it; a long one
     in part.
     """
-    low, high = max(0, at - SHOWN_BYTES), min(len(block), at + SHOWN_BYTES)
+    low = max(0, at - SHOWN_BYTES)
+    high = min(len(block), at + SHOWN_BYTES)
     start = max(block.rfind(b"\n", low, at), block.rfind(b"\r", low, at), low - 1) + 1
     ends = [end for sign in (b"\n", b"\r") if (end := block.find(sign, at, high)) >= 0]
     return start, min(ends, default=high)

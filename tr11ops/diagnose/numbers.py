@@ -62,7 +62,8 @@ def judge_steps(launch: LogLaunch) -> Unhealthy | None:
     """None where the steps are fine, or too few."""
     whole = [step for step in launch.steps if step.numbers.is_whole]
     steps = [step for step in whole if _tells_health(step.numbers)]
-    spike, broken = _spike(steps), _without_loss(steps)
+    spike = _spike(steps)
+    broken = _without_loss(steps)
     if spike is not None and broken is not None:
         is_one = not spike.is_grave or broken.at.line_number - spike.at.line_number <= NEAR
         # a spike that had come back is another event
@@ -244,10 +245,12 @@ def _zero(steps: Sequence[TrainingStep]) -> Unhealthy | None:
     if before:
         why = f"The last {count} steps have a loss of exactly 0; before it was {before[-1]:.3g}: the numbers broke"
         why += f"{_at(first)}."
-        step, confidence = NextStep.ROLLBACK_AND_SKIP, 0.8
+        step = NextStep.ROLLBACK_AND_SKIP
+        confidence = 0.8
     else:
         why = f"All {count} steps have a loss of exactly 0: every label is masked, or the numbers broke at once."
-        step, confidence = NextStep.FIX_CONFIG, 0.65
+        step = NextStep.FIX_CONFIG
+        confidence = 0.65
     return Unhealthy(
         FaultClass.NUMERICS,
         step,

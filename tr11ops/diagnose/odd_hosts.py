@@ -34,7 +34,8 @@ def with_odd_host(found: Diagnosis, odd: OddHost, launch: LogLaunch) -> Diagnosi
     line = QuotedLine(
         odd.file, odd.line_number, odd.text, node=odd.host, meaning="this host alone says so"
     )
-    root, signs = found.root_cause, found.signs
+    root = found.root_cause
+    signs = found.signs
     if root is None and found.fault is FaultClass.UNKNOWN and launch.progress is None:
         why = f"Only {odd.host} says so, of all hosts that print such a line, and nothing was trained."
         alone = replace(signs, lone_node=odd.host)
@@ -49,7 +50,8 @@ def with_odd_host(found: Diagnosis, odd: OddHost, launch: LogLaunch) -> Diagnosi
         )
     if root is None or not _may_be_of_odd_host(found, odd, launch):
         return found
-    fault, step = found.fault, found.step
+    fault = found.fault
+    step = found.step
     is_told_by_gpu = odd.fault is FaultClass.GPU_HARDWARE and root.node == odd.host
     if (fault in _OF_A_PROGRAM and odd.fault is not FaultClass.UNKNOWN) or (
         fault in OF_PEERS and is_told_by_gpu
@@ -76,7 +78,8 @@ def _may_be_of_odd_host(found: Diagnosis, odd: OddHost, launch: LogLaunch) -> bo
     """Whether what ended it may come of what that host lacks: it is of that host, or of none, and
     of such a kind.
     """
-    signs, root = found.signs, found.root_cause
+    signs = found.signs
+    root = found.root_cause
     if (
         root is None
         or (signs.peer is not None and can_be_excluded(signs.peer))

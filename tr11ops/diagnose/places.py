@@ -232,7 +232,8 @@ class LaunchPlaces:
         """The line with its place. For the root cause, what the launchers say of the first death
         counts too.
         """
-        origin, named = one.origin, one.named
+        origin = one.origin
+        named = one.named
         writer = worker_of(one.file)
         rank = int(named["rank"]) if named.get("rank", "").isdigit() else origin.rank
         if writer is not None and rank is None:
@@ -255,7 +256,8 @@ class LaunchPlaces:
                     origin.local_rank is not None and len({report.host for report in fitting}) == 1
                 )
                 is_guess = node is None and self.has_other_nodes and not is_its_own
-                rank, node = fitting[0].rank, node or fitting[0].host
+                rank = fitting[0].rank
+                node = node or fitting[0].host
         if node is None:
             node = self._by_exit(rank, origin.task) or self._by_other_ranks(rank)
             is_own = node is not None and node == self._where_srun_saw(rank, origin.task)
@@ -447,7 +449,8 @@ class LaunchPlaces:
 
     def _by_number(self, rank: int) -> str | None:
         """By the node list, where ranks fill the nodes one after another."""
-        nodes, world = self._launch.nodes, self._launch.world_size
+        nodes = self._launch.nodes
+        world = self._launch.world_size
         if not nodes or not world or world % len(nodes) or rank >= world:
             return None
         return nodes[rank // (world // len(nodes))]
@@ -481,7 +484,8 @@ class LaunchPlaces:
         """Node and rank by srun's label and torchrun's prefix, where each task is the launcher of a
         node.
         """
-        nodes, world = self._launch.nodes, self._launch.world_size
+        nodes = self._launch.nodes
+        world = self._launch.world_size
         if task >= len(nodes):
             return None, rank
         if rank is None and world and world % len(nodes) == 0 and local_rank < world // len(nodes):

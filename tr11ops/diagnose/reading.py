@@ -35,7 +35,8 @@ def error_file_lines(content: bytes) -> bytes | None:
         if isinstance(told, str):
             return told.encode() + b"\n"
         more = told.get("extraInfo") or {}
-        text, last = str(more.get("py_callstack") or ""), str(told["message"])
+        text = str(more.get("py_callstack") or "")
+        last = str(told["message"])
         moment = None
         if "timestamp" in more:
             moment = datetime.fromtimestamp(float(more["timestamp"]))
@@ -53,7 +54,10 @@ def error_file_lines(content: bytes) -> bytes | None:
 
 BLOCK_BYTES = 2 << 20
 LONGEST_LINE_BYTES = 8 << 20  # a line that is longer goes on in a block of its own
-GZIP, BZIP2, XZ, ZSTANDARD = b"\x1f\x8b", b"BZh", b"\xfd7zXZ\x00", b"\x28\xb5\x2f\xfd"
+GZIP = b"\x1f\x8b"
+BZIP2 = b"BZh"
+XZ = b"\xfd7zXZ\x00"
+ZSTANDARD = b"\x28\xb5\x2f\xfd"
 LONGEST_MAGIC = len(XZ)
 _MARKS = {
     codecs.BOM_UTF16_LE: "utf-16",
@@ -160,9 +164,11 @@ def in_order(paths: Sequence[Path]) -> list[list[Path]]:
     for path in paths:
         match = _ROTATED.match(path.name)
         if match:
-            stem, number = (match["stem"], match["number"])
+            stem = match["stem"]
+            number = match["number"]
         else:
-            stem, number = (path.name, None)
+            stem = path.name
+            number = None
         if number is None:
             rank = (2, 0)
         elif len(number) >= 8:  # a date: the newest is the largest

@@ -100,7 +100,8 @@ def root_of(found: Candidates) -> Sighting | None:
     ):
         return _failed_after(end, found) or end
     clear = [one for one in found.symptoms if one.signature.confidence >= CLEAR]
-    died, lost = earlier(first_of(found.deaths), first_of(clear)), first_of(found.symptoms)
+    died = earlier(first_of(found.deaths), first_of(clear))
+    lost = first_of(found.symptoms)
     if (
         stop is None
         and told is not None

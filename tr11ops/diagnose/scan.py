@@ -146,7 +146,8 @@ class LogScan:
     def begin_file(self, file: str) -> None:
         """What comes next is of another file, which goes on where the last one ended."""
         if file != self._file:
-            self._file, self._line = file, 1
+            self._file = file
+            self._line = 1
 
     def feed(self, block: bytes) -> None:
         """The next block of whole lines."""
@@ -315,7 +316,8 @@ class LogScan:
         if signature.role is Role.START:
             self._start(signature, named)
             return
-        counts, origin = self._launch.counts, full_origin(text[:TEXT])
+        counts = self._launch.counts
+        origin = full_origin(text[:TEXT])
         counts[signature.id] = counts.get(signature.id, 0) + 1
         if counts[signature.id] > KEPT and not self._forget(signature.id):
             # who tries again and again leaves room for the line in which it gives up
@@ -509,7 +511,8 @@ def _is_retried(text: str) -> bool:
 
 def _steps(tail: bytes, last_line: int) -> Iterator[TrainingStep]:
     """The steps in the bytes that end with the line of this number."""
-    lines, reader = tail.decode("utf-8", "replace").split("\n"), StepReader()
+    lines = tail.decode("utf-8", "replace").split("\n")
+    reader = StepReader()
     for number, line in enumerate(lines, start=last_line - len(lines) + 1):
         for part in line.split("\r"):
             for step in reader.feed(part):

@@ -12,7 +12,7 @@ from tr11ops.diagnose.diagnosis import Diagnosis, NowState, QuotedLine, RunNow
 from tr11ops.diagnose.places import worker_of
 from tr11ops.diagnose.signature import FaultClass, NextStep, Restart
 
-WIDTH = 80
+WIDTH = 79  # a screen of 80 columns may have a scroll bar
 LABEL = 12
 SHOWN = 4
 SECONDS = "%Y-%m-%d %H:%M:%S %Z"  # who went silent first is told by seconds
@@ -102,7 +102,8 @@ def _head(found: Diagnosis) -> str:
 
 def _restart(found: Diagnosis) -> str:
     """Whether a plain restart helps; where it was made already, since when, in which job and from where."""
-    now, helps = found.now, found.restart
+    now = found.now
+    helps = found.restart
     if now is not None and now.state in _WAS_STARTED:
         return now.text
     answer = f"{RESTARTS[helps.answer]} (confidence {helps.confidence:.2f}): {helps.why}"

@@ -105,7 +105,8 @@ class WorkerFailure(Record):
 
 STEPS_AFTER = 3  # a training that goes on for so many steps has overcome what was before
 # and has outlived an order to end: until it is killed it makes some more
-STEPS_AFTER_ORDER, LINES_AFTER_ORDER = 12, 20
+STEPS_AFTER_ORDER = 12
+LINES_AFTER_ORDER = 20
 LINES_AFTER = 40  # the same where steps have no numbers
 
 

@@ -92,7 +92,8 @@ def _silent_before(time: str | None, steps: Sequence[TrainingStep]) -> timedelta
     end = _as_time(time)
     if end is None or len(times) < FEWEST_STEPS:
         return None
-    silent, usual = end - times[-1], _usual(times)
+    silent = end - times[-1]
+    usual = _usual(times)
     if silent < max(SHORTEST, USUAL_STEPS * usual) or _may_be_another_zone(silent, usual):
         return None
     return silent

@@ -94,7 +94,8 @@ def of_line(text: str) -> FaultSignature | None:
     if _HARMLESS.search(text[:LONGEST]):
         return None
     found = _first(text, ())
-    informs, warns = _INFORMS.search(text) is not None, _WARNS.search(text) is not None
+    informs = _INFORMS.search(text) is not None
+    warns = _WARNS.search(text) is not None
     if found is None or (informs and not found.is_state):
         is_error = not informs and not warns and _SAYS_ERROR.search(text)
         if is_error:

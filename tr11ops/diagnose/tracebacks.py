@@ -123,7 +123,8 @@ class TracebackReader:
     def _between(self, body: str) -> None:
         self._quiet += 1 if body.strip() else 0
         if body.startswith(_CHAINED):
-            self._follows, self._quiet = True, 0
+            self._follows = True
+            self._quiet = 0
         elif _IGNORED.match(body):
             self._ignored, self._quiet = body.startswith(("Exception ignored", "--- Logging")), 0
         elif self._quiet > 3:
@@ -137,7 +138,8 @@ class TracebackReader:
 
     def _closed(self, match: re.Match[str]) -> RaisedException:
         assert self._open is not None
-        said, opened = match["said"] or "", self._open
+        said = match["said"] or ""
+        opened = self._open
         found = RaisedException(
             match["name"],
             said,
@@ -147,5 +149,8 @@ class TracebackReader:
             source=opened.source,
             frames=tuple(opened.frames[-FRAMES:]),
         )
-        self._open, self._follows, self._ignored, self._quiet = None, False, False, 0
+        self._open = None
+        self._follows = False
+        self._ignored = False
+        self._quiet = 0
         return found

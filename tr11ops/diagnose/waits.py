@@ -114,7 +114,8 @@ def stuck_ranks(texts: Sequence[str]) -> list[Stuck]:
     """
     first: dict[int, Stuck] = {}
     for text in texts:
-        found, group = _STUCK.search(text), _GROUP.search(text)
+        found = _STUCK.search(text)
+        group = _GROUP.search(text)
         if found is None or (group is not None and group["group"] != _EVERY_RANK):
             continue
         rank = int(found["rank"])
