@@ -136,7 +136,8 @@ class Pause(Record):
 
     def apply(self) -> Outcome:
         """Set the pause and hold what is queued. Says what was done."""
-        run, view = self.run, self.view
+        run = self.run
+        view = self.view
         is_paused = self.before is not None or self._set()
         held = hold_queued(run, view, self.why or "pause", is_paused)
         if not is_paused and not is_all_held(run, view, held):
@@ -155,7 +156,9 @@ class Pause(Record):
 
     def _set(self) -> bool:
         """Set the pause, as far as there is a place for it, and put on record that it was wanted."""
-        run, path, unmounted = self.run, self.run.directory.paths.pause, self.view.unmounted
+        run = self.run
+        path = self.run.directory.paths.pause
+        unmounted = self.view.unmounted
         request = new_request(
             "pause", run.who, why=self.why, directory=run.directory.root, exempt=self.exempt
         )
@@ -295,18 +298,22 @@ class Kill(Record):
         """What is there, and what will happen."""
         from tr11ops.observe.look import standing_of_card
 
-        view, before = self.view, self.before
+        view = self.view
+        before = self.before
         standing = self.run.read(partial(standing_of_card, self.run.card))
         what = "will save and leave"
         saves = f"saves first, at about iteration {(view.iteration or 0) + 1}"
         if self.now:
-            what, saves = "will end within seconds", ""
+            what = "will end within seconds"
+            saves = ""
             if view.lost_iterations != 0:
                 what += ", unsaved"
         elif standing is not None and standing.saves_when_asked is False:
-            what, saves = "will leave after its next checkpoint", "leaves after the next one"
+            what = "will leave after its next checkpoint"
+            saves = "leaves after the next one"
         elif standing is not None and standing.saves_when_asked is None:
-            what, saves = "is asked to save and leave", "it is not known whether it saves one first"
+            what = "is asked to save and leave"
+            saves = "it is not known whether it saves one first"
         if not view.attempts or view.iteration is None:
             saves = ""
         lines = [*running_lines(view, what), *queued_lines(view, self.run.user)]
@@ -346,8 +353,11 @@ class Kill(Record):
 
     def apply(self) -> Outcome:
         """Stop it, and wait for its end where that is wanted. Says what was done."""
-        run, view = self.run, self.view
-        request, is_set, is_stopped = self.before, not self.is_new, True
+        run = self.run
+        view = self.view
+        request = self.before
+        is_set = not self.is_new
+        is_stopped = True
         held: tuple[str, ...] = ()
         if self.is_wanted:
             is_enough = True
@@ -387,10 +397,8 @@ class Kill(Record):
         stops what runs.
         """
         directory = self.run.directory
-        is_set, is_whole = (
-            self.has_switch and put_request(self.run, directory.kill_switch, request),
-            False,
-        )
+        is_set = self.has_switch and put_request(self.run, directory.kill_switch, request)
+        is_whole = False
         if is_set:
             with suppress(Late):
                 there = deadline.within(
@@ -424,7 +432,8 @@ class Kill(Record):
         """How what runs has ended, where that is waited for, and whose lease counts still as a living
         trainer's, though its job is over.
         """
-        run, view = self.run, self.view
+        run = self.run
+        view = self.view
         # one in the foreground is no job, and saves as long as it needs
         attempts = [one for one in view.attempts if not one.startswith("foreground")]
         if self.patience is None or not attempts:
@@ -504,7 +513,8 @@ class Kill(Record):
         """
         if not self.as_json:
             return None
-        directory, attempts = self.run.directory, self.view.attempts
+        directory = self.run.directory
+        attempts = self.view.attempts
         try:
             return deadline.within(
                 deadline.STOP_SECONDS, lambda: acknowledgements(directory, request.id, attempts)

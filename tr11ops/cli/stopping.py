@@ -14,7 +14,7 @@ from tr11ops.base import deadline
 from tr11ops.base.errors import SchedulerError, Unobserved, WrongUsage
 from tr11ops.base.invocation import command_for
 from tr11ops.base.observed import cause, known, observed
-from tr11ops.base.units import counted, duration
+from tr11ops.base.units import counted
 from tr11ops.cli.common import directory_of, in_time, not_mounted, nothing_there, say
 from tr11ops.cluster.arrays import covers
 from tr11ops.cluster.base import Job, Overview, Scheduler
@@ -121,7 +121,8 @@ def run_to_stop(context: RunContext, is_releasing: bool = False) -> StopContext:
     """
     card = in_time(lambda: context.card)
     refuse_watched(card)
-    directory, scheduler = directory_of(card), context.scheduler
+    directory = directory_of(card)
+    scheduler = context.scheduler
     hint = without_files(card, scheduler)
     kind = (
         in_time(lambda: directory.recorded_scheduler() if scheduler == "auto" else None, hint=hint)
@@ -229,12 +230,8 @@ def running_lines(view: StopView, what: str) -> list[str]:
     """One line for each job and foreground training that runs, and `what` will happen to it."""
     lines = []
     for job in view.running:
-        since = ""
-        if job.start_time:
-            since = f", {duration(time.time() - job.start_time)}"
-        count = job.node_count or len(job.nodes)
-        nodes = counted(count, "node")
-        lines.append(f"running:    job {job.job_id} of {job.user} on {nodes}{since}: {what}")
+        nodes = counted(job.node_count or len(job.nodes), "node")
+        lines.append(f"running:    job {job.job_id} of {job.user} on {nodes}: {what}")
     lines += [f"running:    {text}: {what}" for text in view.foreground]
     lines += [f"not known:  {view.unclear}"] if view.unclear else []
     return [*lines, *map(_namesake_line, view.namesakes)]
@@ -267,7 +264,7 @@ def queued_lines(view: StopView, user: str) -> list[str]:
 
 def standing_lines(run: StopContext, view: StopView, saves: str = "") -> list[str]:
     """Where the training stands; not where its records may not be read, or are not the run's. `saves`: whether
-    it saves before it leaves, said where the checkpoint that is on disk now is not the last one.
+    it saves before it leaves, and where: said where the checkpoint that is on disk now is not the last one.
     """
     if view.unmounted:
         return [
@@ -282,10 +279,11 @@ def standing_lines(run: StopContext, view: StopView, saves: str = "") -> list[st
         checkpoint = run.card.checkpoint_label(view.checkpoint)
     if saves:
         checkpoint = f"{saves}; on disk now: {checkpoint}"
-    return [
+    lines = [
         f"iteration:  {'none yet' if view.iteration is None else view.iteration}{finished}",
         f"checkpoint: {checkpoint}",
     ]
+    return lines["iteration" in saves :]  # it is said there
 
 
 def way_on(run: StopContext, view: StopView) -> str:

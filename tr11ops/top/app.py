@@ -5,11 +5,11 @@ commands themselves through `tr11ops.api`, with their own preview. No look holds
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence, Set
+from collections.abc import Callable, Iterator, Sequence, Set
 from datetime import UTC
 from functools import partial
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
 
 from textual.app import App, ComposeResult
 from textual.binding import Binding
@@ -17,24 +17,13 @@ from textual.containers import VerticalScroll
 from textual.screen import ModalScreen
 from textual.widgets import DataTable, Footer, Input, Static
 
-from tr11ops import api
-from tr11ops.alerts.mail_route import mailed
-from tr11ops.alerts.policy import policy_of
 from tr11ops.base.invocation import PLAN_CHANGED
 from tr11ops.base.now import now
 from tr11ops.base.shipped import page_lines
 from tr11ops.base.units import timestamp
-from tr11ops.logs.lines import as_typed
 from tr11ops.rundir.journal import user_name
-from tr11ops.top.commands import (
-    REASON,
-    exclusion,
-    keys_of,
-    reason_now,
-    told_next,
-    words_of,
-)
-from tr11ops.top.looks import RunLooks, name_of
+from tr11ops.top.commands import REASON, exclusion, keys_of, next_commands, words_of
+from tr11ops.top.looks import RunLooks
 from tr11ops.top.tables import (
     LookedAt,
     TopRow,
@@ -46,16 +35,26 @@ from tr11ops.top.tables import (
     ranks_table,
     runs_table,
 )
+from tr11ops.watchdog.verdict import VerdictWord
 from trainer.contract.errors import Tr11Error
 from trainer.contract.state_file import tail_lines
+from trainer.contract.units import shortened
 
+if TYPE_CHECKING:
+    from tr11ops.api import Run
+
+BECAUSE = "because"  # how the reason is asked for
+LOOKING = "looking ..."
+DOING = "carrying it out ..."
+LEAVING = "qn"  # keys that leave a text, beside Esc
 LOG_BYTES = 64 << 10
 PAGE_MARGIN = 1  # characters beside a text: the scroll bar
 DRAW_SECONDS = 0.5  # between two drawings while a round of looks goes on
-WHY = "why is {}? The journal keeps it. Enter: the plan, Esc: back."
+SAID_SECONDS = 60.0  # that an answer stays whose screen was left
+FOLLOW_SECONDS = 1.0  # between two looks at a run that stops, while a person waits for it
 NO_NODE = "No node is known to be slow or accused: go to a node (Enter) to exclude it."
 NOTHING_BELOW = "Nothing is below this line: attempts that run have nodes, and nodes have ranks."
-NOT_QUEUED = "Nothing stands in its way, and nothing is queued:\n\n"
+NOT_QUEUED = "Nothing stands in its way, and nothing is queued: "
 OF_ALERTS = frozenset({"of_alert", "of_alerts", "shift"})  # keys of the alerts alone
 GO_ON = frozenset({"nodes", "resume"})  # commands after which it is said how the run goes on
 HELP = """\
@@ -67,7 +66,7 @@ l      the end of the run's log
 d      what ended it (tr11 diagnose)
 a      its alerts; there: a take it, A take all, s snooze it for 2 h,
        t take the shift, Enter its runbook page
-k      save and stop it (tr11 kill): the reason and its plan first
+k      save and stop it (tr11 kill): its plan and the reason first
 u      let it go on (tr11 resume; where nothing is queued, tr11 launch)
 x      keep it off a node (tr11 nodes exclude): the node of the line, of a
        run the slow or accused one; it asks for the reason
@@ -82,9 +81,15 @@ It looks every {seconds:g} s. What is not known is a dash.
 """
 
 
+# On the run of a screen, with what was typed there; and what the screen becomes, one after another.
+Act: TypeAlias = Callable[["TextScreen", str], None]
+Steps: TypeAlias = Iterator[tuple[Any, ...]]
+
+
 class TextScreen(ModalScreen[None]):  # type: ignore[misc]  # textual may be absent
-    """A text to read, from its beginning or `at_end`; `apply` is what the `keys` do, where there is
-    something to do.
+    """A text to read, which may be open before its text is there. `asked`: what is asked for first (""
+    for nothing), `proposed` the answer to it that may be taken as it is; `answered` is what another
+    answer does. `key`: the run that it is about.
     """
 
     BINDINGS: ClassVar[list[Any]] = [("escape,q,n", "dismiss", "back")]
@@ -93,33 +98,98 @@ class TextScreen(ModalScreen[None]):  # type: ignore[misc]  # textual may be abs
 
     def __init__(
         self,
-        title: str,
+        head: str,
         text: str,
-        keys: str = "",
-        apply: Callable[[], None] | None = None,
-        at_end: bool = False,
+        key: str = "",
+        asked: str = "",
+        proposed: str = "",
+        answered: Act | None = None,
     ) -> None:
         super().__init__()
-        self._head, self._text, self._keys, self.apply = title, text, keys, apply
-        self._typed, self._at_end = "", at_end
+        self.head = head
+        self.text = text
+        self.key = key
+        self._asked = asked
+        self._answer = proposed
+        self._answered = answered
+        self._typed = self.keys = ""
+        self.apply: Act | None = None
 
     def compose(self) -> ComposeResult:
         with VerticalScroll():
-            yield Static(self._head, classes="head", markup=False)
-            yield Static(self._text, id="text", markup=False)
+            yield Static(self.head, classes="head", markup=False)
+            yield Static(self._said(), id="text", markup=False)
 
-    def on_mount(self) -> None:
-        if self._at_end or self.apply is not None:
-            self.query_one(VerticalScroll).scroll_end(animate=False)
+    def become(
+        self, text: str, keys: str = "", apply: Act | None = None, at_end: bool = False
+    ) -> None:
+        """Show what was awaited; `apply` is what the `keys` do. What was typed meanwhile as the answer stays,
+        and confirms nothing.
+        """
+        self.text = text
+        self.keys = keys
+        self.apply = apply
+        self._show(at_end or bool(keys))
+
+    def _show(self, at_end: bool = False) -> None:
+        # none where the screen is left, or still to be drawn
+        for place in self.query("#text").results(Static):
+            place.update(self._said())
+            if at_end:
+                self.query_one(VerticalScroll).scroll_end(animate=False)
+
+    def _said(self) -> str:
+        """The text, and right behind it what is to be typed."""
+        said = self.text
+        first = ""
+        if self._asked:
+            said += f"\n\n{self._asked}: {self._typed or self._answer}_"
+            first = "Enter, then "
+        if self.keys:
+            said += f"\n\nType {first}{self.keys} to carry it out; Esc leaves it."
+        return said
+
+    def on_paste(self, event: Any) -> None:
+        if self._asked:
+            self._typed += event.text
+            self._show()
 
     def on_key(self, event: Any) -> None:
-        if self.apply is None:
+        """First what is asked for, then the keys of the plan that is shown."""
+        typed = event.character if event.is_printable else ""
+        if not self._asked:
+            if not typed or typed in LEAVING:
+                return
+            self._confirm(typed)
+        elif typed:
+            self._typed += typed
+        elif event.key == "backspace":
+            self._typed = self._typed[:-1]
+        elif event.key == "enter":
+            self._take()
+        else:
             return
-        self._typed += event.key
-        if self._typed.endswith(self._keys):
-            apply, self.apply = self.apply, None  # once, however often the keys come
-            self.dismiss()
-            apply()
+        event.stop()
+        event.prevent_default()
+        self._show()
+
+    def _take(self) -> None:
+        """Take the answer, once there is one."""
+        typed = " ".join(self._typed.split())
+        self._typed = ""
+        self._answer = typed or self._answer
+        if self._answer:
+            self._asked = ""
+        if typed and self._answered is not None:
+            self._answered(self, typed)
+
+    def _confirm(self, typed: str) -> None:
+        if self.apply is not None:
+            self._typed += typed
+            if self._typed.endswith(self.keys):
+                apply = self.apply
+                self.become(DOING)  # once, however often the keys come
+                apply(self, self._answer)
 
 
 class TopApp(App[None]):  # type: ignore[misc]  # textual may be absent
@@ -127,7 +197,7 @@ class TopApp(App[None]):  # type: ignore[misc]  # textual may be absent
 
     CSS = """
     #head { height: 1; background: $primary; color: $text; }
-    #why { height: auto; min-height: 2; max-height: 7; }
+    #why { height: auto; min-height: 2; max-height: 7; padding: 0 1; }
     #more { height: auto; min-height: 4; max-height: 11; padding: 0 1; background: $boost; }
     Input { display: none; height: 1; border: none; }
     DataTable { height: 1fr; }
@@ -154,17 +224,17 @@ class TopApp(App[None]):  # type: ignore[misc]  # textual may be absent
     def __init__(self, looks: RunLooks, seconds: float) -> None:
         super().__init__()
         self.animation_level = "none"  # a slow line carries the text alone
-        self._finder, self._seconds = looks, seconds
+        self._finder = looks
+        self._seconds = seconds
         self._looks: dict[str, LookedAt] = {}
         self._path: list[str] = []
         self._alerts_of = ""  # the run whose alerts are shown, "" for none
         self._words = ""
-        self._question = ""  # that is asked in the line at the bottom, "" for the filter's words
-        self._asked: Callable[[str], object] = str  # what is done with the answer to it
         self._shown = TopTable("runs", (), ())
         self._drawn = 0.0
-        self._round, self._is_looking = "looking ...", False
-        self._waits_for = ""
+        self._round = LOOKING
+        self._is_looking = False
+        self._is_untouched = True  # no key yet, in the first round of looks
         self._who = ""  # who has taken the shift here, "" for the user of this process
 
     # ------------------------------------------------------------------------- the frame
@@ -208,27 +278,33 @@ class TopApp(App[None]):  # type: ignore[misc]  # textual may be absent
         self._looks = {key: look for key, look in self._looks.items() if key in found}
         self._round = timestamp(now(), UTC, "as of %H:%M:%S UTC")
         self._draw()
+        self._is_untouched = False
 
     def _draw(self, chosen: str = "") -> None:
         """The table of the place that the keys have gone to. `chosen`: the key of the line with the
-        cursor; else it stays with its line, wherever that is now.
+        cursor; else it stays with its line, wherever that is now. Where no key was pressed, it is with the
+        worst run until all were looked at.
         """
         widget = self.query_one(DataTable)
-        line, chosen = widget.cursor_row, chosen or self._chosen().key
+        line = widget.cursor_row
+        chosen = chosen or self._chosen().key
+        if self._is_untouched:
+            line = 0
+            chosen = ""
         table = self._table()
         self._shown = table.filtered(self._words)
         self._drawn = time.monotonic()
-        head = f"tr11 top   {table.title}   {self._waits_for or self._round}"
+        head = f"{table.title}   {self._round}"
         if self._words:
             head += f"   /{self._words} ({len(self._shown.rows)} of {len(table.rows)})"
         self.query_one("#head", Static).update(head)
-        self.query_one("#why", Static).update(self._question or table.sentence)
+        self.query_one("#why", Static).update(table.sentence)
         widget.clear(columns=True)
         widths = column_widths(table, self.size.width)
         for title, width in zip(table.columns, widths, strict=False):
             widget.add_column(title, width=width)
         for row in self._shown.rows:
-            widget.add_row(*row.cells[: len(widths)])
+            widget.add_row(*map(shortened, row.cells, widths))
         keys = [row.key for row in self._shown.rows]
         if chosen and chosen in keys:
             line = keys.index(chosen)
@@ -243,7 +319,8 @@ class TopApp(App[None]):  # type: ignore[misc]  # textual may be absent
 
     def _chosen(self) -> TopRow:
         """The line with the cursor; an empty one where there is none."""
-        rows, line = self._shown.rows, self.query_one(DataTable).cursor_row
+        rows = self._shown.rows
+        line = self.query_one(DataTable).cursor_row
         return rows[line] if 0 <= line < len(rows) else TopRow("", ())
 
     def on_resize(self) -> None:
@@ -267,11 +344,21 @@ class TopApp(App[None]):  # type: ignore[misc]  # textual may be absent
 
     def _place(self) -> str:
         """The run that the screen is in, "" for all runs."""
-        if self._alerts_of or not self._path:
-            return self._alerts_of
-        return self._path[0]
+        return self._alerts_of or "".join(self._path[:1])
 
     # ------------------------------------------------------------------------- going
+    def on_key(self, event: Any) -> None:
+        """A key reaches the table first. One that was typed right behind another, which has opened a
+        question meanwhile, belongs to that.
+        """
+        self._is_untouched = False
+        box = self.query_one(Input)
+        if isinstance(self.screen, TextScreen):
+            self.screen.on_key(event)
+        elif box.display and event.is_printable:
+            box.insert_text_at_cursor(event.character)
+            event.prevent_default()
+
     def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
         """Which keys count where the screen is, and stand in its last line."""
         if action in OF_ALERTS:
@@ -296,14 +383,15 @@ class TopApp(App[None]):  # type: ignore[misc]  # textual may be absent
         self._draw()
 
     def action_back(self) -> None:
-        """Out of a question or the filter first, then a table up."""
-        box, left = self.query_one(Input), ""
-        if self._question:
-            self._question, box.display = "", False
-        elif box.display or self._words:
-            box.display, self._words = False, ""
+        """Out of the filter first, then a table up."""
+        box = self.query_one(Input)
+        left = ""
+        if box.display or self._words:
+            box.display = False
+            self._words = ""
         elif self._alerts_of:
-            left, self._alerts_of = self._alerts_of, ""
+            left = self._alerts_of
+            self._alerts_of = ""
             self.refresh_bindings()
         elif self._path:
             left = self._path.pop()
@@ -312,30 +400,18 @@ class TopApp(App[None]):  # type: ignore[misc]  # textual may be absent
 
     def action_filter(self) -> None:
         """Ask for the words that a line has to have."""
-        self._ask("")
-
-    def _ask(self, question: str, value: str = "") -> None:
-        """Ask in the line at the bottom; `value` may be taken as it is."""
         box = self.query_one(Input)
-        self._question = question
-        box.value, box.display = value, True
-        box.focus()
-        self._draw()
+        box.value = ""
+        box.display = True
+        self.screen.set_focus(box)
 
     def on_input_changed(self, event: Input.Changed) -> None:
-        if not self._question:
-            self._words = event.value
-            self._draw()
+        self._words = event.value
+        self._draw()
 
-    def on_input_submitted(self, event: Input.Submitted) -> None:
-        question, answer = self._question, event.value.strip()
-        if question and not answer:
-            return
-        self._question = ""
+    def on_input_submitted(self) -> None:
         self.query_one(Input).display = False
         self.query_one(DataTable).focus()
-        if question:
-            self._asked(answer)
 
     def action_keys(self) -> None:
         """What each key does."""
@@ -346,13 +422,6 @@ class TopApp(App[None]):  # type: ignore[misc]  # textual may be absent
         """The run that the screen is in, else that of the line; "" for none."""
         return self._place() or self._chosen().key
 
-    def _opened(self, key: str) -> api.Run:
-        """A run by its key, also before its first look. Raises as `api.open_run` does."""
-        found = self._looks.get(key)
-        if found is None or found.run is None:
-            return self._finder.open(Path(key))
-        return found.run
-
     def action_log(self) -> None:
         self._beside("log", _log_end)
 
@@ -361,7 +430,8 @@ class TopApp(App[None]):  # type: ignore[misc]  # textual may be absent
 
     def action_alerts(self) -> None:
         """Who has its alerts."""
-        self._alerts_of, self._words = self._target(), ""
+        self._alerts_of = self._target()
+        self._words = ""
         self.refresh_bindings()
         self.query_one(DataTable).move_cursor(row=0)
         self._draw()
@@ -373,149 +443,123 @@ class TopApp(App[None]):  # type: ignore[misc]  # textual may be absent
 
     def action_of_alerts(self, words: str) -> None:
         """A command about alerts."""
-        self._preview(["alerts", *words.split()])
+        self._plan(["alerts", *words.split()])
 
     def action_shift(self) -> None:
-        """By the person's mail address; it is asked for where the card does not tell it."""
-        found = self._looks[self._alerts_of].run
-        if found is None:
-            return
-        policy = policy_of(found.card, mark="", host="")
-        self._asked = partial(self._take_shift, self._alerts_of)
-        address = mailed(policy, user_name())
-        if address:
-            self._asked(address)
-        else:
-            known = ", ".join(policy.everyone)
-            self._ask(f"Who takes the shift? No mail reaches {user_name()}; the card has: {known}")
+        """By the person's mail address; where none is known of this user, the plan says whose are."""
+        who = self._who or user_name()
+        self._plan(["alerts", "take-shift"], "who", who, self._take_shift)
 
-    def _take_shift(self, key: str, address: str) -> None:
+    def _take_shift(self, screen: TextScreen, address: str) -> None:
         self._who = address
-        self._preview(["alerts", "take-shift", "--as", address], key=key)
+        words = ["alerts", "take-shift", "--as", address]
+        self._fill(screen, partial(self._planned, words=words))
 
     def action_kill(self) -> None:
-        self._ask_why("to be stopped", partial(self._preview, ["kill"]))
+        self._plan(["kill"], BECAUSE, self._fault())
 
     def action_resume(self) -> None:
         """Take away what stands in its way; where nothing does and nothing is queued, launch it."""
-        self._ask_why("to go on", self._resume, REASON)
+        self._beside("tr11 resume", self._way_on, BECAUSE, self._fault())
 
-    def _resume(self, reason: str, key: str) -> None:
-        self._beside("tr11 resume", partial(self._way_on, reason=reason), key)
+    def _fault(self) -> str:
+        """What an act on the run would be about; "" where nothing is wrong, or that is not known."""
+        run = self._looks.get(self._target())
+        return "" if run is None or run.look is None else run.look.status.main_fault
 
-    def _ask_why(self, what: str, work: Callable[..., None], why: str = "") -> None:
-        """Ask for the reason of an act on the run of the line; `why`, else what its look has found, stands
-        there.
-        """
-        key = self._target()
-        run = self._looks.get(key)
-        if run is None or self._waits_for:
-            return
-        if run.look is not None:
-            why = why or reason_now(run.look)
-        self._asked = partial(work, key=key)
-        self._ask(f"{run.name}: {WHY.format(f'it {what}')}", why)
-
-    def _way_on(self, run: api.Run, reason: str) -> TextScreen:
-        screen = self._plan(run, ["resume"], reason)
-        if screen.apply is None:
-            for line in told_next(run)[:1]:
+    def _way_on(self, run: Run) -> Steps:
+        [plan] = self._planned(run, ["resume"])
+        if len(plan) == 1:
+            for line in next_commands(self._finder.look(run.directory.root).seen)[:1]:
                 if words_of(line)[:1] == ["launch"]:
-                    return self._plan(run, words_of(line), reason, before=NOT_QUEUED)
-        return screen
+                    [plan] = self._planned(run, words_of(line), f"{NOT_QUEUED}{line}\n\n")
+        yield plan
 
     def action_exclude(self) -> None:
         """Keep the run off a node, for a reason that is asked for."""
         run = self._looks.get(self._target())
         if run is not None and run.look is not None:
-            words, why = exclusion(run.look, self._node())
+            words, why = exclusion(run.look, "".join((*self._path, self._chosen().key)[2:3]))
             if words:
-                self._asked = partial(self._preview, words, key=run.key)
-                self._ask(f"{run.name}: {WHY.format(f'{words[2]} to be excluded')}", why)
+                self._plan(words, BECAUSE, why)
                 return
         self.query_one("#why", Static).update(NO_NODE)
 
-    def _node(self) -> str:
-        """The node that the line with the cursor is, or is of; "" for none."""
-        if len(self._path) == 2:
-            return self._chosen().key
-        if len(self._path) > 2:
-            return self._path[2]
-        return ""
+    def _plan(self, words: list[str], *asked: Any) -> None:
+        """The command's own plan; its keys type the command. `asked`: as a TextScreen asks it first."""
+        self._beside(f"tr11 {' '.join(words)}", partial(self._planned, words=words), *asked)
 
-    def _preview(self, words: list[str], reason: str = REASON, key: str = "") -> None:
-        """The command's own plan; its keys type the command."""
-        plan = partial(self._plan, words=words, reason=reason)
-        self._beside(f"tr11 {' '.join(words)}", plan, key)
+    def _planned(self, run: Run, words: list[str], before: str = "") -> Steps:
+        plan = run.command(words, REASON, dry_run=True, who=self._who, as_text=True)
+        lines = [line for line in plan.lines if not line.endswith("(--dry-run)")]
+        text = before + "\n".join(lines)
+        if plan.plan:
+            yield text, keys_of(plan.plan), partial(self._apply, words, plan.plan)
+        else:
+            yield (f"{text}\n\nThere is nothing to carry out; Esc goes back.",)
 
-    def _plan(
-        self, run: api.Run, words: list[str], reason: str = REASON, before: str = ""
-    ) -> TextScreen:
-        name = name_of(run)
-        plan = run.command(words, reason, dry_run=True, who=self._who, as_text=True)
-        lines = (line for line in plan.lines if not line.endswith("(--dry-run)"))
-        head = f"{before}{name}: tr11 {' '.join(words)}, because: {reason}"
-        text = "\n".join((head, "", *lines, ""))
-        if not plan.plan:
-            return TextScreen(name, f"{text}\nThere is nothing to carry out; Esc goes back.")
-        keys = keys_of(plan.plan)
-        text += f"\nType {keys} to carry it out on {name}; Esc leaves it."
-        return TextScreen(
-            name, text, keys, partial(self._apply, run, words, reason, mark=plan.plan)
-        )
-
-    def _apply(self, run: api.Run, words: list[str], reason: str, mark: str) -> None:
-        """Carry out what was shown; what has become another plan meanwhile is shown again."""
-
-        def work(target: api.Run) -> TextScreen:
-            asks = words[0] != "alerts"
-            answer = target.command(
-                words, reason, asks=asks, plan=mark, who=self._who, as_text=True
-            )
-            self.call_from_thread(self.action_look)  # what has become of it
-            if answer.has_changed:
-                changed = f"{PLAN_CHANGED[0].upper()}{PLAN_CHANGED[1:]}.\n\n"
-                return self._plan(target, words, reason, changed)
-            lines: tuple[str, ...] = ()
-            if words[0] in GO_ON:
-                lines = told_next(target)
-            if lines:
-                lines = ("", "Next (k stops it, u resumes it or launches it):", *lines)
-            text = "\n".join((*answer.lines, *lines))
-            return TextScreen(f"{name_of(target)}: tr11 {' '.join(words)}", text, at_end=True)
-
-        self._beside(f"tr11 {' '.join(words)}", work, str(run.directory.root))
-
-    def _beside(self, words: str, work: Callable[[api.Run], TextScreen], key: str = "") -> None:
-        """Show what takes its time, once it is there; the head says that it is awaited. One at a time:
-        a key that is pressed again, while a slow line shows nothing yet, asks for no second one.
-        `key`: of the run; else it is the one that the screen shows.
+    def _apply(self, words: list[str], mark: str, screen: TextScreen, reason: str) -> None:
+        """Carry out what was shown, and say how the run is then: of one that stops, until it has
+        stopped. What has become another plan meanwhile is shown again.
         """
-        target = key or self._target()
-        if not target or self._waits_for:
-            return
+        asks = words[0] != "alerts"
+
+        def work(run: Run) -> Steps:
+            answer = run.command(
+                words, reason if asks else REASON, asks=asks, plan=mark, who=self._who, as_text=True
+            )
+            if answer.has_changed:
+                yield from self._planned(run, words, f"{PLAN_CHANGED}.\n\n")
+                return
+            said = "\n".join(answer.lines)
+            yield (said,)
+            while asks:
+                seen = self._finder.look(run.directory.root)
+                self.call_from_thread(self._seen, (seen,))
+                lines = [seen.state, "", said]
+                if words[0] in GO_ON:
+                    lines += [f"next: {way}" for way in next_commands(seen.seen)]
+                yield ("\n".join(lines),)
+                if words[0] != "kill" or seen.seen.status.verdict is not VerdictWord.STOPPING:
+                    break
+                time.sleep(FOLLOW_SECONDS)
+            self.call_from_thread(self.action_look)  # what has become of it
+
+        self._fill(screen, work)
+
+    def _beside(self, words: str, work: Callable[[Run], Steps], *asked: Any) -> None:
+        """Open a screen at once, and show there what takes its time."""
+        run = self._looks.get(self._target())
+        if run is not None:
+            screen = TextScreen(f"{run.name}: {words}", LOOKING, run.key, *asked)
+            self.push_screen(screen)
+            self._fill(screen, work)
+
+    def _fill(self, screen: TextScreen, work: Callable[[Run], Steps]) -> None:
+        """Make beside the screen what it shows: each is shown in place of the one before."""
 
         def make() -> None:
             try:
-                screen = work(self._opened(target))
+                for made in work(self._finder.open(Path(screen.key))):
+                    self.call_from_thread(self._came, screen, *made)
             except (Tr11Error, OSError, ValueError) as error:
-                screen = TextScreen(words, str(error))
-            self.call_from_thread(self._came, screen)
+                self.call_from_thread(self._came, screen, str(error))
 
-        self._waits_for = f"{words} ..."
-        self._draw()
         self.run_worker(make, thread=True, group="act")
 
-    def _came(self, screen: TextScreen) -> None:
-        self._waits_for = ""
-        self._draw()
-        self.push_screen(screen)
+    def _came(self, screen: TextScreen, text: str, *plan: Any) -> None:
+        """Show it there; of what was carried out also where that was left."""
+        if screen.text == DOING and screen not in self.screen_stack:
+            self.notify(text, title=screen.head, timeout=SAID_SECONDS, markup=False)
+        screen.become(text, *plan)
 
 
-def _log_end(run: api.Run) -> TextScreen:
+def _log_end(run: Run) -> Steps:
+    from tr11ops.logs.lines import as_typed
+
     lines, _ = tail_lines(run.directory.paths.main_log, LOG_BYTES)
-    return TextScreen(f"log   {run.name}", "\n".join(map(as_typed, lines)), at_end=True)
+    yield "\n".join(map(as_typed, lines)), "", None, True
 
 
-def _diagnosis(run: api.Run) -> TextScreen:
-    return TextScreen(f"tr11 diagnose   {run.name}", run.output_of(["diagnose"]).text)
+def _diagnosis(run: Run) -> Steps:
+    yield (run.output_of(["diagnose"]).text,)

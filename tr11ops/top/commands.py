@@ -5,10 +5,6 @@ from __future__ import annotations
 import shlex
 from typing import TYPE_CHECKING
 
-from tr11ops import api
-from tr11ops.detect.detector import Severity, by_cause
-from tr11ops.status.run_now import commands_now
-
 if TYPE_CHECKING:
     from tr11ops.status.assessment import Assessment
 
@@ -35,24 +31,18 @@ def words_of(line: str) -> list[str]:
     return words
 
 
-def told_next(run: api.Run) -> tuple[str, ...]:
-    """What `tr11 status` says to type now, by a look with the scheduler's answers of this moment."""
-    return commands_now(api.open_run(run.typed or None, run.overrides, run.scheduler).look())
+def next_commands(look: Assessment) -> tuple[str, ...]:
+    """What `tr11 status` says to type now."""
+    from tr11ops.status.run_now import commands_now
 
-
-def reason_now(look: Assessment) -> str:
-    """Why a person would act on the run now: the gravest thing that the look has found, else how it is."""
-    for cause in by_cause(look.findings):
-        if cause.severity is not Severity.INFO:
-            return cause.title
-    return look.status.why
+    return commands_now(look)
 
 
 def exclusion(look: Assessment, node: str = "") -> tuple[list[str], str]:
     """The command that excludes a node, and why, as the look says to type it. `node`: "" for the one that
     it accuses, else that may be slow; no command where there is none.
     """
-    for line in commands_now(look):
+    for line in next_commands(look):
         words = words_of(line)
         if words[:2] == ["nodes", "exclude"] and node in {"", words[2]}:
             return words[:-2], words[-1]

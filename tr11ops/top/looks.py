@@ -43,7 +43,7 @@ class RunLooks:
                 yield folder
                 continue
             try:
-                yield deadline.within(deadline.LOOK_SECONDS, partial(self._look, folder, readers))
+                yield deadline.within(deadline.LOOK_SECONDS, partial(self.look, folder, readers))
             except Late:
                 yield _unread(folder, deadline.late_words(folder, deadline.LOOK_SECONDS))
             except (Tr11Error, OSError, ValueError) as error:
@@ -63,10 +63,11 @@ class RunLooks:
         """The run of a folder, with no reader. Raises as `api.open_run` does."""
         return api.open_run(folder, scheduler=self._scheduler, reader=Unknown("not asked yet"))
 
-    def _look(self, folder: Path, readers: SharedReaders) -> LookedAt:
+    def look(self, folder: Path, readers: SharedReaders | None = None) -> LookedAt:
+        """A fresh look at one run. Raises as `api.open_run` does."""
         run = self.open(folder)
-        run = replace(run, reader=readers.of(run.directory))
-        return LookedAt(str(folder), name_of(run), run.look(), run=run)
+        run = replace(run, reader=(readers or SharedReaders(self._scheduler)).of(run.directory))
+        return LookedAt(str(folder), name_of(run), run.look())
 
 
 def name_of(run: api.Run) -> str:

@@ -6,13 +6,15 @@ runs -> a run's attempts -> an attempt's nodes -> a node's ranks
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from functools import cached_property
+from operator import attrgetter
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
 from tr11ops.base.observed import known
-from tr11ops.base.units import counted, duration
+from tr11ops.base.units import duration
 from tr11ops.detect.node_progress import short_name
 from tr11ops.status.published import word_of
 from tr11ops.status.run_list import (
@@ -21,15 +23,13 @@ from tr11ops.status.run_list import (
     alerts_words,
     kept_words,
     unwatched,
-    urgency,
 )
-from tr11ops.watchdog.verdict import EXIT_CODES, VerdictWord
+from tr11ops.watchdog.verdict import EXIT_CODES
 from trainer.contract.record import Record
 from trainer.contract.units import shortened
 
 if TYPE_CHECKING:
     from tr11ops.alerts.state import Alert, HeldVerdict
-    from tr11ops.api import Run
     from tr11ops.cluster.base import Job
     from tr11ops.detect.node_progress import NodeProgress
     from tr11ops.status.assessment import Assessment
@@ -89,34 +89,34 @@ def column_widths(table: TopTable, room: int) -> tuple[int, ...]:
     return tuple(widths)
 
 
-class LookedAt(Record):
+class LookedAt(Record, dict=True):
     """One run below the folders that were given: its last look, None where there was none. Then
     `why` is what kept it from being seen; "" where it was not looked at yet, and `before` is what
-    the watchdog had concluded by `time`. `run` is None where there is no look.
+    the watchdog had concluded by `time`.
     """
 
     key: str
     name: str
     look: Assessment | None
     why: str = ""
-    run: Run | None = None
     before: HeldVerdict | None = None
     time: float = 0.0
 
     @property
-    def sentence(self) -> str:
+    def state(self) -> str:
         """How it is, or why that is not known."""
         if self.look is None:
             return self.why or f"{kept_words(self.before, self.time)}; looking"
+        return f"{self.seen.status.verdict.value}: {self.seen.status.why}"
+
+    @property
+    def sentence(self) -> str:
+        """The same with who has its alerts."""
+        if self.look is None:
+            return self.state
         status = self.look.status
         fault = unwatched(status.verdict, status.watchdog_fault)
-        told = "; ".join(filter(None, (f"{status.verdict.value}: {status.why}", fault)))
-        cares = [alert.care for alert in status.alerts or ()]
-        if cares:
-            told += f"; alerts: {alerts_words(cares, status.on_call, status.time)}"
-        if status.on_call is not None:
-            told += f"; on call: {status.on_call.words(status.time)}"
-        return told
+        return "; ".join(filter(None, (self.state, fault, _alerts_sentence(status))))
 
     @property
     def seen(self) -> Assessment:
@@ -124,12 +124,15 @@ class LookedAt(Record):
         assert self.look is not None
         return self.look
 
-    @property
+    @cached_property
     def listed(self) -> ListedRun:
-        """The same as lists of runs have it."""
+        """The same as lists of runs have it; before its first look, what is on record of it."""
         told = None
         if self.look is not None:
             told = self.look.document()
+        elif self.before is not None:
+            word = word_of(self.before.word)
+            told = {"verdict": word, "exit_code": EXIT_CODES.get(word)}
         return ListedRun(Path(self.key), told, self.why, title=self.name)
 
     @property
@@ -139,24 +142,21 @@ class LookedAt(Record):
 
 
 def runs_table(runs: Sequence[LookedAt]) -> TopTable:
-    """Every run, what needs a person first."""
+    """Every run, what needs a person first. What is on record only says so first, and how old it is."""
     ordered = sorted(runs, key=_urgency)
     rows = tuple(TopRow(run.key, tuple(_run_cells(run)), run.sentence) for run in ordered)
     sentence = RunList.of(run.listed for run in runs).sentence
-    awaited = sum(run.is_awaited for run in runs)
+    awaited = [run for run in runs if run.is_awaited]
     if awaited:
-        sentence += f"; {awaited} still to be looked at"
+        ages = [run.time - run.before.judged for run in awaited if run.before is not None]
+        age = duration(max(ages)) if ages else "an unknown time"
+        sentence = f"{len(awaited)} still as of {age} ago, looking ...: {sentence}"
     return TopTable(
         "runs", ("run", "verdict", "for", "step", "loss", "left", "why"), rows, sentence
     )
 
 
 def _urgency(run: LookedAt) -> tuple[tuple[int, int], str]:
-    if run.look is None:
-        word = VerdictWord.UNKNOWN
-        if run.before is not None:
-            word = word_of(run.before.word)
-        return urgency(word, EXIT_CODES.get(word, 0)), run.name
     return run.listed.place[0], run.name
 
 
@@ -171,10 +171,7 @@ def _run_cells(run: LookedAt) -> Iterator[str]:
         mark = ", unwatched"
     yield f"{status.verdict.value}{mark}"
     since = status.verdict_since
-    if since is None:
-        yield DASH
-    else:
-        yield duration(status.age(since))
+    yield _length(since and status.age(since))
     yield _or_dash(status.iteration)
     if status.loss is None:
         yield DASH
@@ -186,7 +183,9 @@ def _run_cells(run: LookedAt) -> Iterator[str]:
 
 def _unseen_cells(run: LookedAt) -> Iterator[str]:
     """What is on record is said as past."""
-    before, word, length = run.before, "unknown", DASH
+    before = run.before
+    word = "unknown"
+    length = DASH
     if before is not None and before.word:
         word = f"was {before.word}"
         if before.since is not None:
@@ -195,24 +194,37 @@ def _unseen_cells(run: LookedAt) -> Iterator[str]:
 
 
 def alerts_table(run: LookedAt) -> TopTable:
-    """The open alerts of a run, the most severe first, and who has each; keys are their incidents."""
+    """The open alerts of a run, those that close by themselves last, else the most severe first, and who
+    has each; keys are their incidents.
+    """
     title = f"{run.name}: alerts"
     columns = ("severity", "for", "who", "alert")
     status = run.seen.status
     if status.alerts is None:
         why = f"the alerts are unknown: {status.reason_unknown('alerts')}"
         return TopTable(title, columns, (), why)
-    sentence = counted(len(status.alerts), "alert is open", "alerts are open")
-    if status.on_call is not None:
-        sentence += f"; on call: {status.on_call.words(status.time)}"
-    return TopTable(
-        title, columns, tuple(_alert_row(one, status) for one in status.alerts), sentence
-    )
+    ordered = sorted(status.alerts, key=_closes_by_itself)
+    rows = tuple(_alert_row(one, status) for one in ordered)
+    return TopTable(title, columns, rows, _alerts_sentence(status))
+
+
+def _closes_by_itself(alert: Alert) -> bool:
+    return not alert.care.is_found
+
+
+def _alerts_sentence(status: Status) -> str:
+    """Who has its alerts and was told, and who is on call where that does not say it."""
+    cares = [alert.care for alert in status.alerts or ()]
+    told = alerts_words(cares, status.on_call, status.time) or "none is open"
+    if status.on_call is not None and status.on_call.names not in told:
+        told += f"; on call: {status.on_call.words(status.time)}"
+    return f"alerts: {told}"
 
 
 def _alert_row(alert: Alert, status: Status) -> TopRow:
     """What an alert is; in full with who has it, what the watchdog does, and what is to be typed."""
-    length, care = duration(status.age(alert.start)), alert.care
+    length = duration(status.age(alert.start))
+    care = alert.care
     who = shortened(care.holder, WHO_WIDTH) or "no one"
     if not care.is_found:
         who = "no longer found"
@@ -259,7 +271,7 @@ def nodes_table(run: LookedAt, job_id: str) -> TopTable:
     say nothing, and how long the slowest rank computes for a step beside its peers.
     """
     title = f"{run.name}: {job_id}"
-    columns = ("node", "ranks", "step", "phase", "silent", "s/step", "x usual", "list")
+    columns = ("node", "ranks", "step", "phase", "silent", "compute s", "x usual", "list")
     status = run.seen.status
     listed = {entry.node: entry.state for entry in status.exclusions or ()}
     found = sorted((one for one in status.node_progress if one.job == job_id), key=_slow_first)
@@ -309,20 +321,11 @@ def ranks_table(run: LookedAt, node: str) -> TopTable:
     title = f"{run.name}: {node}"
     columns = ("rank", "step", "phase", "silent", "pid")
     age = run.seen.status.age
-    rows = tuple(
-        TopRow(
-            "",
-            (
-                _rank_name(rank),
-                str(rank.iteration),
-                rank.phase,
-                duration(age(rank.time)),
-                str(rank.pid),
-            ),
-        )
-        for rank in sorted(_ranks_of(run.seen, node), key=_number)
-    )
-    return TopTable(title, columns, rows, run.sentence)
+    rows = []
+    for beat in sorted(_ranks_of(run.seen, node), key=attrgetter("rank")):
+        said = (beat.iteration, beat.phase, duration(age(beat.time)), beat.pid)
+        rows.append(TopRow("", (_rank_name(beat), *map(str, said))))
+    return TopTable(title, columns, tuple(rows), run.sentence)
 
 
 def _place_of(job: Job) -> tuple[bool, bool]:
@@ -334,10 +337,6 @@ def _ranks_of(look: Assessment, node: str) -> list[Heartbeat]:
     short = short_name(node)
     beats = known(look.snapshot.heartbeats, ())
     return [beat for beat in beats if short_name(beat.host) == short]
-
-
-def _number(beat: Heartbeat) -> int:
-    return beat.rank
 
 
 def _rank_name(beat: Heartbeat) -> str:

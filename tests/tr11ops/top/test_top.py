@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Iterator
-from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -40,7 +39,7 @@ from tr11ops.rundir.exclusions import read_version
 from tr11ops.rundir.journal import read_journal, user_name
 from tr11ops.status.assessment import status_of
 from tr11ops.status.document import ShownFinding
-from tr11ops.top.commands import exclusion, reason_now, words_of
+from tr11ops.top.commands import exclusion, words_of
 from tr11ops.top.looks import RunLooks
 from tr11ops.top.tables import (
     LookedAt,
@@ -51,7 +50,7 @@ from tr11ops.top.tables import (
     nodes_table,
     runs_table,
 )
-from tr11ops.watchdog.verdict import VerdictWord, judge
+from tr11ops.watchdog.verdict import Verdict, VerdictWord, judge
 
 
 @pytest.fixture(scope="module")
@@ -112,17 +111,24 @@ def test_an_attempt_that_has_ended_says_how_and_not_for_what_it_once_waited() ->
         assert row.cells == (job.job_id, "completed", str(len(job.nodes)), how)
 
 
-def test_what_the_watchdog_found_is_shown_before_the_first_look_as_past() -> None:
-    kept = HeldVerdict("down", 100.0, 400.0)
+def test_what_the_watchdog_found_is_shown_before_the_first_look_as_past(place: Place) -> None:
+    kept = HeldVerdict("healthy", 100.0, 400.0)
     waiting = LookedAt("b", "b/main", None, before=kept, time=460.0)
-    table = runs_table((LookedAt("a", "a/main", None), waiting))
-    assert (
-        table.sentence
-        == "2 runs: none is known to need a person; a/main unknown, b/main unknown; 2 still to be looked at"
+    late = LookedAt("c", "c/main", None, before=HeldVerdict("down", 100.0, 340.0), time=460.0)
+    table = runs_table((LookedAt("a", "a/main", None), waiting, late))
+    assert table.sentence == (
+        "3 still as of 2 min ago, looking ...: 3 runs: 1 needs a person: c/main down "
+        "(not known who has it); a/main unknown, b/main healthy"
     )
-    assert table.rows[0].cells[:3] == ("b/main", "was down", "6 min")
-    assert table.rows[0].cells[-1] == "the watchdog found it down 1 min ago; looking"
+    assert [row.cells[1] for row in table.rows] == ["was down", "unknown", "was healthy"]
+    assert table.rows[2].cells[2] == "6 min", "since when, as it was known then"
+    assert table.rows[2].cells[-1] == "the watchdog found it healthy 1 min ago; looking"
     assert table.rows[1].cells[-1] == "no watchdog has looked yet; looking"
+    (run,) = api.runs_below(place.folder, "local")
+    assert isinstance(run, api.Run)
+    seen = LookedAt("c", "c/main", run.look())
+    assert runs_table((seen, waiting)).sentence.startswith("1 still as of 1 min ago, looking ...: ")
+    assert runs_table((seen,)).sentence.startswith("1 run: ")
 
 
 def test_a_run_is_named_by_its_records_and_by_its_look_alike(place: Place) -> None:
@@ -277,7 +283,7 @@ def test_a_round_of_looks_that_lasts_is_not_joined_by_another(place: Place) -> N
             assert go_on.wait(PATIENCE_SECONDS)
             yield from finder.each()
 
-        app._finder = SimpleNamespace(each=slow, open=finder.open)
+        app._finder = SimpleNamespace(each=slow)
         await pilot.press("r", "r", "r")
         assert len(app.workers) == 1
         go_on.set()
@@ -311,6 +317,42 @@ def test_the_cursor_stays_with_its_run_when_another_comes_before_it(place: Place
         app._draw()
         assert [row[0] for row in shown(app)] == ["a/main", "small/main"]
         assert app._target() == before == str(place.run)
+
+    drive(place, keys)
+
+
+@needs_textual
+@pytest.mark.parametrize("key", ["", "up"])
+def test_in_the_first_round_the_cursor_is_with_the_worst_run_until_a_key_is_pressed(
+    place: Place, key: str
+) -> None:
+    """The run that was healthy when the watchdog looked is down now, and so comes first."""
+    go_on = threading.Event()
+
+    async def keys(app: Any, pilot: Any) -> None:
+        found = app._looks[str(place.run)]
+        other = replace(found, key="z", name="z/main")
+        fine = replace(found, look=replace(found.look, verdict=Verdict(VerdictWord.HEALTHY, "", 0)))
+
+        def first_round() -> Iterator[LookedAt]:
+            yield fine
+            assert go_on.wait(PATIENCE_SECONDS)
+            yield other
+
+        app._looks = {}
+        app._is_untouched = True
+        app._finder = SimpleNamespace(
+            on_record=lambda: (fine, replace(fine, key="z", name="z/main")), each=first_round
+        )
+        app.action_look()
+        await pilot.pause()
+        assert app._target() == str(place.run)
+        if key:
+            await pilot.press(key)
+        go_on.set()
+        await settled(app, pilot)
+        assert [row[0] for row in shown(app)] == ["z/main", "small/main"]
+        assert app._target() == (str(place.run) if key else "z")
 
     drive(place, keys)
 
@@ -379,18 +421,16 @@ def test_kill_shows_the_commands_own_preview_and_nothing_else_happens(place: Pla
     switch = Path(place.run) / "kill-switch"
 
     async def keys(app: Any, pilot: Any) -> None:
+        fault = app._looks[app._target()].look.status.main_fault
         await pilot.press("k")
-        assert "why is it to be stopped?" in sentence(app)
-        assert (
-            app._asked
-            and reason_now(app._looks[app._target()].look) in app.query_one("Input").value
-        )
-        await pilot.press(*"mine", "enter")
+        assert fault and f"because: {fault}_" in text(app)
         await settled(app, pilot)
-        assert text(app).startswith(
-            "small/main: tr11 kill, because: mine\n"
-        ) and "--dry-run" not in text(app)
-        assert "to carry it out on small/main" in text(app)
+        assert app.screen.head == "small/main: tr11 kill" and "--dry-run" not in text(app)
+        assert f"Type Enter, then {app.screen.keys} to carry it out" in text(app)
+        await pilot.press(*"mine")
+        assert "because: mine_\n" in text(app), "what is typed takes its place"
+        await pilot.press("enter")
+        assert f"Type {app.screen.keys} to carry it out" in text(app)
         await pilot.press("y", "y", "n")
         await settled(app, pilot)
         assert len(app.screen_stack) == 1
@@ -406,20 +446,56 @@ def test_a_stopped_run_is_let_go_on_by_its_plans_keys(place: Place) -> None:
     async def keys(app: Any, pilot: Any) -> None:
         for key in ("k", "u"):
             app._who = "ana@example.org"  # who has taken the shift here
-            await pilot.press(key, "enter")
+            await pilot.press(key, *"its fan", "enter")
             await settled(app, pilot)
             assert "to carry it out" in text(app)
-            await pilot.press(*app.screen._keys)
+            await pilot.press(*app.screen.keys)
             await settled(app, pilot)
             assert switch.exists() is (key == "k")
             last = read_journal(Path(place.run) / "journal").entries[-1]
-            assert last.who == "ana@example.org" and last.why
+            assert (last.who, last.why) == ("ana@example.org", "its fan")
+            look = app._looks[str(place.run)]
+            assert text(app).startswith(f"{look.state}\n\n"), "how it is then"
             await pilot.press("escape")
-        for given in (("u", "enter"), "aA"):  # nothing stands in its way now, and no alert is open
+        for given in ("u", "aA"):  # nothing stands in its way now, and no alert is open
             await pilot.press(*given)
             await settled(app, pilot)
             assert "Esc goes back" in text(app) and "to carry it out" not in text(app)
             await pilot.press("escape")
+
+    drive(place, keys)
+
+
+@needs_textual
+def test_a_run_that_is_stopped_is_followed_until_it_has_saved(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tr11ops.top.app.FOLLOW_SECONDS", 0.0)
+    monkeypatch.setattr(api.Run, "command", lambda *_, **__: api.Answer(0, {}, ("asked",), "12"))
+
+    async def keys(app: Any, pilot: Any) -> None:
+        found, said = app._looks[app._target()], []
+        steps = [(VerdictWord.STOPPING, "it saves")] * 2 + [(VerdictWord.STOPPED, "it has saved")]
+        looks = iter(
+            replace(found, look=replace(found.look, verdict=Verdict(word, why, 0)))
+            for word, why in steps
+        )
+        app._finder = SimpleNamespace(
+            look=lambda folder: next(looks), open=app._finder.open, each=tuple
+        )
+        came = app._came
+
+        def shown_then(screen: Any, words: str, *plan: Any) -> None:
+            said.append(words)
+            came(screen, words, *plan)
+
+        monkeypatch.setattr(app, "_came", shown_then)
+        await pilot.press("k", *"fan", "enter")
+        await settled(app, pilot)
+        await pilot.press(*app.screen.keys)
+        await settled(app, pilot)
+        assert text(app) == "stopped: it has saved\n\nasked"
+        assert said[1:] == ["asked", *["stopping: it saves\n\nasked"] * 2, text(app)]
 
     drive(place, keys)
 
@@ -435,16 +511,15 @@ def test_a_node_is_excluded_for_a_reason_that_is_asked_once(
         assert "No node is known to be slow or accused" in sentence(app)
         await pilot.press("enter", "enter", "x")
         node = app._chosen().key
-        assert f"why is {node} to be excluded?" in sentence(app)
+        assert app.screen.head == f"small/main: tr11 nodes exclude {node}"
         await pilot.press("enter")
-        assert app._question, "it is asked for until there is one"
+        assert "because: _" in text(app), "it is asked for until there is one"
         await pilot.press("escape")
-        assert len(app._path) == 2 and not app._question
+        assert len(app._path) == 2 and len(app.screen_stack) == 1
         await pilot.press("x", *"its fan", "enter")
         await settled(app, pilot)
-        assert f"small/main: tr11 nodes exclude {node}, because: its fan" in text(app)
         assert f"exclude {node} for 14 days" in text(app)
-        await pilot.press(*app.screen._keys)
+        await pilot.press(*app.screen.keys)
         await settled(app, pilot)
         assert f"excluded: {node}" in text(app)
         found = {one.node: one for one in read_version(place.state / "exclusions.json").exclusions}
@@ -456,11 +531,11 @@ def test_a_node_is_excluded_for_a_reason_that_is_asked_once(
 @needs_textual
 def test_a_run_with_nothing_queued_is_launched_as_it_was_last() -> None:
     async def keys(app: Any, pilot: Any) -> None:
-        await pilot.press("u", "enter")
+        await pilot.press("u")
         await settled(app, pilot)
         assert "nothing is queued" in text(app) and "array 1-3" in text(app)
-        assert "tr11 launch --array 1-3 --scheduler local, because" in text(app)
-        assert f"Type {app.screen._keys} to carry it out on small/main" in text(app)
+        assert f"tr11 launch --run {place.run} --array 1-3" in text(app)
+        assert app.screen.keys in text(app)
 
     with place_in("down") as place, beside(place.folder):
         drive(place, keys)
@@ -471,16 +546,13 @@ def test_what_lets_a_stopped_run_go_on_is_said_behind_an_exclusion(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     async def keys(app: Any, pilot: Any) -> None:
-        words, run = ["nodes", "exclude", "local-node1"], app._looks[app._target()].key
         monkeypatch.setenv("TR11_LOCAL_NODES", "9")
-        app._preview(words, "slow", run)
+        app._plan(["nodes", "exclude", "local-node1"], "because", "slow")
         await settled(app, pilot)
-        await pilot.press(*app.screen._keys)
+        await pilot.press("enter", *app.screen.keys)
         await settled(app, pilot)
-        next_lines = (
-            text(app).partition("Next (k stops it, u resumes it or launches it):\n")[2].split("\n")
-        )
-        assert [words_of(line)[0] for line in next_lines] == ["resume", "launch"]
+        ways = [line.removeprefix("next: ") for line in text(app).splitlines() if "next: " in line]
+        assert [words_of(line)[0] for line in ways] == ["resume", "launch"]
 
     with place_in("stopped") as place, beside(place.folder):
         drive(place, keys)
@@ -493,13 +565,13 @@ def test_a_key_pressed_again_asks_for_no_second_plan_and_y_counts_once(place: Pl
         await settled(app, pilot)
         assert len(app.screen_stack) == 2, "one plan"
         await pilot.press("n")
-        await pilot.press("k", "enter")
+        await pilot.press("k", *"why", "enter")
         await settled(app, pilot)
         plan, done = app.screen, []
-        plan.apply = partial(done.append, "carried out")
-        await pilot.press("y", *plan._keys, *plan._keys)
+        plan.apply = lambda screen, reason: done.append(reason)
+        await pilot.press("y", *plan.keys, *plan.keys)
         await settled(app, pilot)
-        assert done == ["carried out"] and len(app.screen_stack) == 1
+        assert done == ["why"]
 
     drive(place, keys)
 
