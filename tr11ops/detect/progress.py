@@ -482,7 +482,7 @@ def _place(beats: tuple[Heartbeat, ...]) -> str:
 
 
 def _line(beat: Heartbeat, now: float) -> str:
-    age = duration(max(0.0, now - beat.time))
+    age = duration(now - beat.time)
     if len(beat.stands_for) > 1:
         who = f"ranks {beat.rank} to {beat.stands_for[-1]}"
     else:

@@ -170,7 +170,7 @@ class GuardedCommand:
             is_seen = self._look()
             if not is_seen or self._job is None or self._job.state is not JobState.RUNNING:
                 name = "TERM"
-        left = duration(max(0.0, self._limit - time.time()))
+        left = duration(self._limit - time.time())
         self._tell(f"{asked.words}, the job ends in {left}: {name} to the command")
         self._send(signal.Signals[f"SIG{name}"])
 

@@ -383,7 +383,7 @@ def _waits_for(
     if not wanted:
         return  # the trainers have ended: nothing is left to save
     for beat in sorted(missing, key=lambda beat: (beat.time, beat.rank))[:MISSING_NAMED]:
-        age = duration(max(0.0, time.time() - beat.time))
+        age = duration(time.time() - beat.time)
         yield f"it waits for rank {beat.rank} on {beat.host}: {beat.phase} at iteration {beat.iteration}, {age} ago"
     if not missing:
         yield "it waits for workers that have shown no sign of life"

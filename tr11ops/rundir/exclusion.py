@@ -274,7 +274,7 @@ def after_good_use(entry: Exclusion, seconds: float) -> Exclusion | None:
 
 def what_comes_next(entry: Exclusion) -> str:
     """What makes a node's standing worse or better, in one line."""
-    left = duration(max(0.0, GOOD_SECONDS - entry.good_seconds))
+    left = duration(GOOD_SECONDS - entry.good_seconds)
     words = {
         NodeStanding.RETURNED: f"used as a spare first; one more fault: avoid; {left} of good training: trusted again",
         NodeStanding.SUSPECT: f"used after the others; one more fault: avoid; {left} of good training: cleared",

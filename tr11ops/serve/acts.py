@@ -70,16 +70,10 @@ class WebAct(Record):
         return self
 
     @property
-    def parts(self) -> tuple[str, ...]:
-        """All of it, for the signature of a preview."""
-        asked = (self.key, self.action, self.who, self.reason, self.alert, self.length, self.nodes)
-        return (*asked, self.address, self.shown)
-
-    @property
     def words(self) -> str:
         """The change in words."""
         return {
-            "kill": "save and stop the run",
+            "kill": "save and stop",
             "pause": "stop after this task",
             "resume": "let the run go on",
             "exclude": f"exclude {self.nodes}",

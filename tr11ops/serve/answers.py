@@ -68,7 +68,7 @@ class AnswerableLink(Record):
         return tuple(self._line(alert) for alert in self.alerts)
 
     def _line(self, alert: Alert) -> str:
-        since = duration(max(0.0, self.asked - alert.start))
+        since = duration(self.asked - alert.start)
         who = alert.care.words(self.on_call, self.asked)
         return f"{alert.severity.name}: {alert.title} (for {since}; {who})"
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qsl
 
-from msgspec.structs import replace
+from msgspec.structs import astuple, replace
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import (
@@ -148,15 +148,20 @@ class Served:
         news = await self.after_acts(request)
         if news is None:
             return self.missing(request)
-        asks = asks_address(self.session(request), news)
-        return self.page(request, "run", run=view_of(news, time.time()), asks_address=asks)
+        return self.page(
+            request,
+            "run",
+            run=view_of(news, time.time()),
+            asks_address=asks_address(self.session(request), news),
+        )
 
     async def details(self, request: Request) -> Response:
         news = self.found(request)
         if news is None:
             return self.missing(request)
-        found = await asyncio.to_thread(self.reader.details, news)
-        return self.page(request, "details", details=found)
+        return self.page(
+            request, "details", details=await asyncio.to_thread(self.reader.details, news)
+        )
 
     async def incident(self, request: Request) -> Response:
         news = self.found(request)
@@ -164,15 +169,18 @@ class Served:
         if news is None:
             return self.missing(request)
         view = view_of(news, time.time())
-        if view.is_before_act:
+        if news.is_before_act:
             return RedirectResponse(f"/run/{news.key}", 303)
         alert = next((one for one in view.alerts if one.fingerprint == wanted), None)
         if alert is None:
             return self.missing(request, "That alert is not open any more.")
-        faults = [one for one in view.faults if wanted in one.names]
-        asks = asks_address(self.session(request), news)
         return self.page(
-            request, "incident", run=view, alert=alert, faults=faults, asks_address=asks
+            request,
+            "incident",
+            run=view,
+            alert=alert,
+            faults=[one for one in view.faults if wanted in one.names],
+            asks_address=asks_address(self.session(request), news),
         )
 
     async def log(self, request: Request) -> Response:
@@ -307,7 +315,7 @@ class Served:
         act = WebAct(news.key, who=session.name, **{"action": "", **given})
         try:
             act = replace(act, reason=" ".join(act.reason.split())).checked()
-            confirmed = self.seal.is_plan(form.get("plan", ""), cookie, *act.parts)
+            confirmed = self.seal.is_plan(form.get("plan", ""), cookie, *astuple(act))
             shows = act.action not in AT_ONCE and not confirmed
             changed = ""
             assert run is not None
@@ -321,10 +329,14 @@ class Served:
         if not shows:
             return self._outcome(request, news, answer, act)
         act = replace(act, shown=answer.plan)
-        plan = self.seal.plan(cookie, *act.parts)
-        view = view_of(news, time.time())
         return self.page(
-            request, "preview", run=view, act=act, answer=answer, plan=plan, changed=changed
+            request,
+            "preview",
+            run=view_of(news, time.time()),
+            act=act,
+            answer=answer,
+            plan=self.seal.plan(cookie, *astuple(act)),
+            changed=changed,
         )
 
     async def answer(self, request: Request) -> Response:
@@ -332,10 +344,9 @@ class Served:
         of mail follow links.
         """
         token = request.path_params["token"]
-        every = self.watcher.news()
         key = self.settings.link_key
         try:
-            asked = await asyncio.to_thread(answerable_link, token, key, every)
+            asked = await asyncio.to_thread(answerable_link, token, key, self.watcher.news())
         except LinkRefused as error:
             return self._said(request, error.status, error.sentence)
         if request.method == "POST":
@@ -349,7 +360,6 @@ class Served:
         buttons = asked.buttons
         if action not in buttons:
             return self.missing(request, "There is no such button.")
-        others = [(name, words) for name, words in buttons.items() if name != action]
         return self.page(
             request,
             "answer",
@@ -359,7 +369,7 @@ class Served:
             changed=changed,
             label=buttons[action],
             effect=WHAT_THEY_DO[action],
-            others=others,
+            others=[(name, words) for name, words in buttons.items() if name != action],
         )
 
     async def _answered(self, request: Request, asked: AnswerableLink) -> Response:
@@ -389,8 +399,9 @@ class Served:
         if answer.exit_code == 0:
             title = "Done"
             status = 200
-        shown = {"title": title, "lines": answer.lines, "back": f"/run/{news.key}"}
-        return self.page(request, "done", status, run=view, act=act, **shown)
+        return self.page(
+            request, "done", status, run=view, act=act, title=title, lines=answer.lines
+        )
 
     def _said(self, request: Request, status: int, why: str, key: str = "") -> Response:
         back = f"/run/{key}" if key else "/"

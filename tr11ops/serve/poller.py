@@ -24,8 +24,10 @@ from tr11ops.hub.base import FILE_NAME
 from tr11ops.observe.readers import SharedReaders
 from tr11ops.runcard.find import run_directories
 from tr11ops.serve.mirror import is_mirror, look_at_mirror
+from tr11ops.status.published import table
 from tr11ops.status.run_list import kept_verdict, kept_words
 from tr11ops.status.run_use import RunUse, UseReader
+from tr11ops.watchdog.verdict import VerdictWord
 from trainer.contract.errors import Tr11Error
 from trainer.contract.record import Record
 
@@ -202,6 +204,8 @@ class RunPoller:
         """Keep what a look has found; `began`: of the monotonic clock."""
         spent = min(time.monotonic() - began, LOOK_EVERY_SECONDS)
         every = max(LOOK_EVERY_SECONDS, 10 * spent)
+        if table(news.document).get("verdict") == VerdictWord.STOPPING:
+            every /= 2  # someone waits for what comes of it
         with self._lock:
             kept = self._news[news.key]
             if news.began < kept.began:

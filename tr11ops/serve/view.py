@@ -123,6 +123,7 @@ class RunView(Record):
     """
 
     key: str
+    news: News
     name: str
     variant: str
     folder: str
@@ -140,16 +141,12 @@ class RunView(Record):
     eta: str
     on_call: str
     is_taken: bool
-    team: str
-    used: str
     looked: str
     age: float | None
     old_after: float
     listed: ListedRun
     can_act: bool
     is_stopped: bool
-    is_mirror: bool
-    is_before_act: bool = False
     watch: str = ""
     tiles: tuple[Tile, ...] = ()
     needs: tuple[tuple[str, str], ...] = ()
@@ -170,6 +167,29 @@ class RunView(Record):
     @property
     def needs_person(self) -> bool:
         return self.listed.exit_code == 1
+
+    @property
+    def brief(self) -> str:
+        """Why, in a clause where the look names a fault. Who has stopped a run, and why, is said whole."""
+        if self.word.is_stop:
+            return self.why
+        return self.main_fault or self.why
+
+    @property
+    def accused(self) -> str:
+        """The nodes that are slow or suspected, as a list of hosts."""
+        return ",".join(one.name for one in self.nodes if one.state in {"slow", "suspect"})
+
+    @property
+    def outcome(self) -> str:
+        """The verdict's sentence; of a stop without who has asked for it, and in brackets why."""
+        if self.word.is_stop:
+            return self.why.rpartition("); ")[2]
+        return self.why
+
+    def says(self, title: str) -> bool:
+        """Whether the verdict's sentence says it already."""
+        return title.lower() in self.why.lower()
 
     @property
     def is_old(self) -> bool:
@@ -202,6 +222,7 @@ def view_of(news: News, now: float) -> RunView:
     needs = tuple(_needs(told.get("sleep_needs"), news))
     return RunView(
         key=news.key,
+        news=news,
         name=name,
         variant=variant,
         folder=printable(str(news.folder)),
@@ -219,8 +240,6 @@ def view_of(news: News, now: float) -> RunView:
         eta=_eta(told, word),
         on_call="unknown" if on_call is None else on_call.words(now),
         is_taken=on_call is not None and on_call.taken is not None,
-        team="" if news.use is None else news.use.team,
-        used="" if news.use is None else ", ".join(news.use.words),
         looked="not yet" if age is None else f"{duration(age)} ago",
         age=age,
         old_after=OLD_LOOKS * news.every,
@@ -229,8 +248,6 @@ def view_of(news: News, now: float) -> RunView:
         is_stopped=any(
             table(told.get(name)).get("set") is True for name in ("kill_switch", "pause")
         ),
-        is_mirror=news.is_mirror,
-        is_before_act=news.is_before_act,
         watch=unwatched(word, told.get("watchdog_fault")),
         tiles=tuple(_tiles(told, now)),
         needs=needs,
@@ -295,7 +312,7 @@ def _since(told: Mapping[str, Any], now: float) -> str:
     moment = seconds_of(told.get("verdict_since"))
     if moment is None:
         return ""
-    return f"for {duration(max(0.0, now - moment))}"
+    return f"for {duration(now - moment)}"
 
 
 def _iteration(done: float | None, total: float | None) -> str:
@@ -367,7 +384,7 @@ def _tiles(told: Mapping[str, Any], now: float) -> Iterator[Tile]:
         yield Tile("goodput", f"{100 * useful:.1f} %", _fault_count(goodput))
     last = seconds_of(told.get("last_step_time"))
     if last is not None:
-        yield Tile("last step", f"{duration(max(0.0, now - last))} ago")
+        yield Tile("last step", f"{duration(now - last)} ago")
 
 
 def _age(entry: Mapping[str, Any]) -> str:
@@ -417,7 +434,7 @@ def _alert(entry: Mapping[str, Any], news: News, on_call: OnCall | None, now: fl
         incident=text(entry.get("incident"), 60),
         severity=_severity(entry),
         title=text(entry.get("title")),
-        since="" if since is None else f"{duration(max(0.0, now - since))}",
+        since="" if since is None else f"{duration(now - since)}",
         who=care.words(on_call, now),
         runbook=page_of(entry.get("runbook")),
         watchdog=text(entry.get("watchdog")),
@@ -439,13 +456,16 @@ def _alerts_line(news: News, told: Mapping[str, Any], on_call: OnCall | None, no
 
 
 def _ended_line(told: Mapping[str, Any]) -> str:
-    """How the newest attempt ended, in a sentence; "" while it runs, or where none is on record."""
+    """How the newest attempt ended, in a sentence; "" while it runs, where none is on record, and where the
+    verdict or a finding says why already.
+    """
     newest = next(iter(rows(told.get("last_attempts"))), {})
-    name = text(newest.get("id"), 40)
     how = text(newest.get("how"))
-    if not how:
+    cause = how.partition(": ")[2] or how
+    evidence = (line for one in rows(told.get("findings")) for line in list_of(one.get("evidence")))
+    if any(cause in text(line) for line in (told.get("why"), *evidence)):
         return ""
-    return f"Attempt {name}: {how}."
+    return f"Attempt {text(newest.get('id'), 40)}: {how}."
 
 
 def _severity(entry: Mapping[str, Any]) -> str:

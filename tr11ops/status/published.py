@@ -142,7 +142,7 @@ def _findings(found: object, known_names: frozenset[str]) -> list[dict[str, Any]
     detector's name.
     """
     counts: Counter[tuple[str, str]] = Counter()
-    for finding in found if isinstance(found, list) else ():
+    for finding in list_of(found):
         told = table(finding)
         severity = among(told.get("severity"), SEVERITIES)
         if severity is not None:
@@ -210,9 +210,7 @@ def _finish(value: object) -> dict[str, Any] | None:
 
 def _unknown(lines: object) -> list[str]:
     """What could not be observed, without the reasons: these name files and machines."""
-    if not isinstance(lines, list):
-        return []
-    heads = [unknown_names(line) for line in lines if isinstance(line, str)]
+    heads = [unknown_names(line) for line in list_of(lines) if isinstance(line, str)]
     return list(
         dict.fromkeys(name if name in _OBSERVED else "other" for names in heads for name in names)
     )
@@ -339,8 +337,7 @@ def needs_of(value: object) -> list[str]:
     """What is missing before a person may sleep, by its kind: from a status document, or as it was
     published.
     """
-    told = value if isinstance(value, list) else []
-    kinds = [table(entry).get("kind") if isinstance(entry, Mapping) else entry for entry in told]
+    kinds = [entry.get("kind") if isinstance(entry, Mapping) else entry for entry in list_of(value)]
     return [kind for kind in NEEDS if kind in kinds]
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import http.client
 import json
+import re
 import shutil
 import threading
 import time
@@ -159,3 +160,14 @@ def costly(folder: Path) -> None:
         card["operation"] = {"team": "large models", "gpu_hour_price": 2.5, "currency": "EUR"}
         card["slurm"]["gpus_per_node"] = 4
         place.write_text(json.dumps(card))
+
+
+def words(text: str) -> str:
+    """What a page says, without its tags."""
+    return re.sub(r"\s+", " ", re.sub(r"<[^>]+>", " ", text))
+
+
+def form_of(site: Site, cookie: str) -> str:
+    """What a form of this session carries."""
+    page = site.ask(f"/run/{site.run}", cookie=cookie).text
+    return re.findall(r'name="form" value="([0-9a-f]{64})"', page)[0]

@@ -56,7 +56,7 @@ def test_pages_fit_each_width_and_are_accessible(
                 kept = page.input_value("input[name=reason]")
                 assert kept == ("new data" if button == "Resume" else ""), "of the act before it"
                 page.fill("input[name=reason]", "new data")
-                page.get_by_role("button", name=button).click()
+                page.locator("#acts").get_by_role("button", name=button).click()
                 page.wait_for_selector(f"h1:text-matches('{button}|go on', 'i')", timeout=300_000)
                 assert not page.locator("#live").count(), "a plan does not change by itself"
             elif path == run:
@@ -66,6 +66,30 @@ def test_pages_fit_each_width_and_are_accessible(
                 page.set_viewport_size({"width": width, "height": 844})
                 _check(page, f"{path} {button} {width}")
         assert not faults
+    finally:
+        context.close()
+
+
+def test_what_a_link_leads_to_is_not_below_the_header(
+    site: Site, chromium: Any, cookie: dict[str, str]
+) -> None:
+    context = chromium.new_context(viewport={"width": 390, "height": 600})
+    context.add_cookies([cookie])
+    page = context.new_page()
+    try:
+        page.goto(f"{site.address}/run/{site.run}")
+        page.wait_for_selector("#course-chart svg", timeout=300_000)
+        header = page.evaluate("document.querySelector('header').getBoundingClientRect().bottom")
+        targets = page.evaluate(
+            "[...document.querySelectorAll(\"main a[href^='#']\")].map(a => a.hash)"
+        )
+        assert {"#todo", "#alerts", "#acts", "#figures", "#log"} <= set(targets)
+        for target in set(targets):
+            page.locator(f"main a[href='{target}']").first.click()
+            top = page.evaluate(
+                f"document.querySelector('{target} h2').getBoundingClientRect().top"
+            )
+            assert top >= header, target
     finally:
         context.close()
 
@@ -137,7 +161,7 @@ def test_an_answer_grows_old_on_a_page_that_hears_of_no_newer_look(
     try:
         page.goto(f"{site.address}/run/{site.run}")
         page.wait_for_selector("#live.on", timeout=300_000)
-        place = page.locator("[data-old-after] > span").first
+        place = page.locator(".answer [data-old-after] > span").first
         until(place.is_visible)
         page.evaluate("() => { window.fetch = () => Promise.reject(); }")
         page.evaluate("() => { const was = Date.now; Date.now = () => was() + 7200000; }")

@@ -99,7 +99,7 @@ def alerts(material: ReportMaterial, zone: tzinfo) -> ReportSection:
             moment(incident.lasted_from, zone),
             severity(incident.severity),
             incident.title,
-            duration(max(0.0, incident.opened - incident.lasted_from)),
+            duration(incident.opened - incident.lasted_from),
             incident.acknowledged_by or "-",
             Cell("open", "warning")
             if incident.lasted_to is None

@@ -76,9 +76,9 @@ async function now() {
     const fresh = document.createElement("div");
     fresh.innerHTML = await answer.text();
     const top = fresh.querySelector(".top");
-    for (const link of top.querySelectorAll("a[href^='#']")) link.setAttribute("href", place.dataset.from + link.getAttribute("href"));
+    if (!top.dataset.brief) return;
     place.className = top.className;
-    place.replaceChildren(...[...top.childNodes].filter(one => one.nodeName !== "H1"));
+    place.replaceChildren(top.querySelector(".state"), Object.assign(document.createElement("p"), {className: "lead", textContent: top.dataset.brief}));
     grow();
   } catch { /* the next change tries again */ }
 }
@@ -127,10 +127,10 @@ document.addEventListener("input", event => {
 // only where the browser lets a page write to the clipboard: https, or this machine
 if (navigator.clipboard) document.body.classList.add("can-copy");
 document.addEventListener("click", event => {
-  if (event.target.matches(".copy")) {
-    const button = event.target;
+  if (event.target.closest(".copy")) {
+    const button = event.target.closest(".copy"), before = button.innerHTML;
     navigator.clipboard.writeText(button.dataset.copy).then(() => { button.textContent = "Copied"; }, () => { button.textContent = "Not copied"; });
-    setTimeout(() => { button.textContent = "Copy"; }, 2000);
+    setTimeout(() => { button.innerHTML = before; }, 2000);
   }
   if (event.target.id !== "log-live") return;
   const on = event.target.getAttribute("aria-pressed") !== "true";
