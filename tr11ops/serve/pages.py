@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -26,13 +25,6 @@ def coded(words: str) -> Markup:
     return Markup(re.sub("`([^`]+)`", r"<code>\1</code>", str(escape(words))))
 
 
-def in_short(plan: Iterable[str]) -> Iterator[str]:
-    """What a person has to read of a plan before it is confirmed: not where the run stands now."""
-    for line in plan:
-        if not line.startswith("iteration:") and not line.endswith("(--dry-run)"):
-            yield line.partition("; on disk now: ")[0]
-
-
 @cache
 def asset(name: str) -> tuple[bytes, str]:
     """A style sheet or a script, and its kind. Raises KeyError for another name."""
@@ -52,7 +44,7 @@ class Pages:
             lstrip_blocks=True,
         )
 
-        self._environment.filters |= {"coded": coded, "in_short": in_short}
+        self._environment.filters["coded"] = coded
 
     def render(self, name: str, **values: Any) -> str:
         """One page."""

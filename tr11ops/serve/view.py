@@ -32,7 +32,7 @@ from tr11ops.status.published import (
 from tr11ops.status.rows import ShownIncident, incidents_of
 from tr11ops.status.run_list import ListedRun, RunList, alerts_words, unwatched
 from tr11ops.status.run_list_screen import sum_lines
-from tr11ops.watchdog.verdict import VerdictWord
+from tr11ops.watchdog.verdict import MOVING, VerdictWord
 from trainer.contract.record import Record
 from trainer.contract.units import printable
 
@@ -351,7 +351,9 @@ def _tiles(told: Mapping[str, Any], now: float) -> Iterator[Tile]:
         f"grad norm {_number(told, 'grad_norm', '.3f')}",
     )
     percent = number(rate.get("percent"))
-    best = "" if percent is None else f"{percent:.0f} % of its best"
+    best = ""
+    if percent is not None and among(told.get("verdict"), MOVING):
+        best = f"{percent:.0f} % of its best"
     yield Tile("seconds a step", _number(told, "seconds_per_iteration", ".2f"), best)
     trainer = table(told.get("trainer"))
     tokens = number(told.get("consumed_tokens"))
@@ -377,7 +379,8 @@ def _tiles(told: Mapping[str, Any], now: float) -> Iterator[Tile]:
         yield Tile("nodes", _number(use, "used", ".0f"), spare)
     queue = number(told.get("queue_coverage_seconds"))
     if queue is not None:
-        yield Tile("queued for", duration(queue), "of training" if queue else "nothing is queued")
+        none = "" if queue else "nothing starts by itself"
+        yield Tile("of training queued", duration(queue), none)
     goodput = table(told.get("goodput"))
     useful = number(goodput.get("useful_share"))
     if useful is not None:

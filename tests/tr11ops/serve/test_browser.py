@@ -133,6 +133,29 @@ def test_a_mails_link_is_answered_by_keyboard_and_the_log_stays_where_it_was_rea
         page.close()
 
 
+def test_a_button_that_is_pressed_while_a_newer_look_comes_still_acts(
+    site: Site, chromium: Any, cookie: dict[str, str]
+) -> None:
+    context = chromium.new_context()
+    context.add_cookies([cookie])
+    page = context.new_page()
+    try:
+        page.goto(f"{site.address}/run/{site.run}")
+        page.wait_for_selector("#live.on", timeout=300_000)
+        page.locator("#acts").get_by_role("button", name="Take the shift").hover()
+        page.evaluate("window.before = document.querySelector('main h1')")
+        page.mouse.down()
+        with page.expect_response(f"{site.address}/run/{site.run}", timeout=300_000) as newer:
+            site.watcher.look_again(site.run)
+        newer.value.text()
+        assert page.evaluate("window.before.isConnected"), "what is pressed stays"
+        page.mouse.up()
+        page.wait_for_selector("h1:has-text('take the shift')", timeout=300_000)
+        page.go_back()
+    finally:
+        context.close()
+
+
 def test_the_list_keeps_up_and_hostile_names_stay_texts(site: Site, chromium: Any) -> None:
     page = chromium.new_page()
     try:

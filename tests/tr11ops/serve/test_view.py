@@ -150,3 +150,17 @@ def test_an_end_is_told_once() -> None:
     assert line(how, "nothing runs", f"7, 2 min ago: {how}") == "", "a finding quotes it"
     assert line(how, "attempt 7 failed: rank 1 was ended by SIGSEGV; job 8 waits") == ""
     assert line("", "nothing runs") == "", "it runs"
+
+
+def test_figures_of_a_run_that_stands_still_do_not_speak_of_its_speed() -> None:
+    told = {"run": {}, "throughput": {"percent": 100.0}, "seconds_per_iteration": 1.0}
+    told["queue_coverage_seconds"] = 0
+
+    def notes(verdict: object) -> dict[str, str]:
+        view = view_of(News("k", Path("k"), document={**told, "verdict": verdict}), 0.0)
+        return {tile.name: tile.note for tile in view.tiles}
+
+    assert notes("slow")["seconds a step"] == "100 % of its best"
+    for verdict in ("down", "stopped", ["down"]):
+        assert notes(verdict)["seconds a step"] == "", "that was before"
+    assert notes("down")["of training queued"] == "nothing starts by itself", "held is queued too"

@@ -45,6 +45,7 @@ async function refresh() {
   if (again) { again = false; setTimeout(refresh, 1000); }
 }
 function put(text) {
+  if (main.querySelector("button:active, a:active")) { again = true; return; }  // what is pressed stays until it is let go
   const fresh = document.createElement("div");
   fresh.innerHTML = text;
   const lines = document.getElementById("log-lines"), at = lines?.scrollTop;  // lost on the way
