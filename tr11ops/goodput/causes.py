@@ -231,12 +231,15 @@ def _why_it_ended(attempt: AttemptHistory, launch: LaunchRecord | None) -> str:
     """The records' word on an end, and the nodes to which they point: the launch's own, else, of the
     last one or of an attempt without any (None), the trainer's and the batch script's; "" for none.
     """
-    words, nodes = "", tuple[str, ...]()
+    words = ""
+    nodes = tuple[str, ...]()
     if launch is not None:
-        words, nodes = launch.summary, launch.blamed or launch.suspects
+        words = launch.summary
+        nodes = launch.blamed or launch.suspects
     is_last = launch is None or launch == launches_of(attempt)[-1]
     if not words and is_last and isinstance(attempt.verdict, AttemptVerdict):
-        words, nodes = attempt.verdict.message, attempt.verdict.blamed
+        words = attempt.verdict.message
+        nodes = attempt.verdict.blamed
     if not words and is_last and isinstance(attempt.marker, EndMarker):
         words = attempt.marker.message
     if not words:

@@ -342,7 +342,8 @@ def read_attempts_alone(
     """The attempts as `read_history` has them. The long record of the steps is read only as far as
     it tells something of them that nothing else does. Raises OSError and ValueError.
     """
-    ledger, metrics = read_journal(directory.journal), directory.paths.metrics
+    ledger = read_journal(directory.journal)
+    metrics = directory.paths.metrics
     read = partial(read_attempts, directory, jobs, read_errors=[], ledger=ledger)
     found = read({})
     if any(_is_requeued(attempt) for attempt in found):

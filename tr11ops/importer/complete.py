@@ -199,7 +199,8 @@ def _cooldown(builder: Builder) -> None:
 
 def _redundant(builder: Builder) -> None:
     """Values that say what would be assumed anyway."""
-    hidden, heads = builder.integer("model.hidden_size"), builder.integer("model.attention_heads")
+    hidden = builder.integer("model.hidden_size")
+    heads = builder.integer("model.attention_heads")
     is_gated = builder.value("model.activation") == "swiglu"
     expected = {
         "model.ffn_hidden_size": 4 * hidden if not is_gated else gated_width(hidden),
@@ -232,7 +233,8 @@ def _run_name(builder: Builder) -> None:
     directory = builder.value("run.directory")
     if "run.name" in builder.placed or not isinstance(directory, str):
         return
-    name, line = directory.rpartition("/")[2], builder.line("run.directory")
+    name = directory.rpartition("/")[2]
+    line = builder.line("run.directory")
     if RUN_NAME.fullmatch(name):
         builder.put("run.name", name, "--save", line, note="no job name is given")
         return
@@ -241,7 +243,8 @@ def _run_name(builder: Builder) -> None:
 
 
 def _batch(builder: Builder) -> None:
-    micro, degree = builder.integer("batch.micro_batch_size"), data_parallel(builder)
+    micro = builder.integer("batch.micro_batch_size")
+    degree = data_parallel(builder)
     if "batch.global_batch_size" not in builder.placed and micro and degree:
         note = f"the original's default: {micro} x {degree} data-parallel replicas"
         builder.put("batch.global_batch_size", micro * degree, "--global-batch-size", 0, note=note)
@@ -271,7 +274,8 @@ def _vocabulary(builder: Builder) -> None:
             note = f"the original's default: {note}"
         builder.put("tokenizer.vocabulary_size", _GPT2_ENTRIES, "--tokenizer-type", line, note=note)
         return
-    why, key = "the size of the vocabulary is the tokenizer's", "tokenizer.vocabulary_size"
+    why = "the size of the vocabulary is the tokenizer's"
+    key = "tokenizer.vocabulary_size"
     named = next(key for key in _TOKENIZER if key in builder.placed)  # its type at least: see above
     said = builder.placed[named]
     option = said.source if said.line else "the tokenizer"  # where it was not said, but assumed

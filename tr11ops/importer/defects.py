@@ -70,10 +70,12 @@ _FEWEST_NODES_FOR_BLOCKING = 40
 
 def exit_minute(case: Case) -> Iterator[Defect]:
     """`--exit-duration-in-mins` beyond the time limit, too close to it, or missing."""
-    limit, minutes = time_limit(case.card), case.card.number("run.exit_duration_minutes")
+    limit = time_limit(case.card)
+    minutes = case.card.number("run.exit_duration_minutes")
     if not limit:
         return
-    line, advised = case.line("--exit-duration-in-mins"), f"{advised_exit_minutes(limit):g}"
+    line = case.line("--exit-duration-in-mins")
+    advised = f"{advised_exit_minutes(limit):g}"
     if minutes is None:
         if not case.has("--exit-interval"):
             yield defect("exit-minute-missing", line, advised=advised)
@@ -91,10 +93,8 @@ def exit_minute(case: Case) -> Iterator[Defect]:
 
 def evaluation_before_save(case: Case) -> Iterator[Defect]:
     """Evaluation and save at the same iteration: the original evaluates first."""
-    save, evaluate = (
-        case.card.integer("checkpoint.interval"),
-        case.card.integer("evaluation.interval"),
-    )
+    save = case.card.integer("checkpoint.interval")
+    evaluate = case.card.integer("evaluation.interval")
     if save and evaluate and evaluate % save == 0 and case.card.integer("evaluation.iterations"):
         yield defect(
             "evaluation-before-save", case.line("--eval-interval"), evaluate=evaluate, save=save
@@ -124,19 +124,19 @@ def node_counts(case: Case) -> Iterator[Defect]:
     nodes = case.directive("nodes")
     _, value = case.launch.nodes
     if nodes is not None and value is not None and value.is_known and value.line != nodes.line:
-        asked, told = nodes.value.partition("-")[0], value.text.partition(":")[0]
+        asked = nodes.value.partition("-")[0]
+        told = value.text.partition(":")[0]
         if asked != told:
             yield defect("nodes-differ", value.line, told=told, asked=asked, other=nodes.line)
         else:
             yield defect("nodes-written-twice", value.line)
-    workers, gpus = (
-        case.card.integer("slurm.workers_per_node"),
-        case.card.integer("slurm.gpus_per_node"),
-    )
+    workers = case.card.integer("slurm.workers_per_node")
+    gpus = case.card.integer("slurm.gpus_per_node")
     if workers and gpus and workers != gpus:
         code = "gpus-differ/shared" if workers > gpus else "gpus-differ"
         said = case.card.placed["slurm.workers_per_node"]
-        line, other = said.value_line or said.line, case.card.line("slurm.gpus_per_node")
+        line = said.value_line or said.line
+        other = case.card.line("slurm.gpus_per_node")
         yield defect(code, line, workers=workers, gpus=gpus, other=other)
     tasks = case.directive("ntasks-per-node")
     if tasks is not None and tasks.value != "1" and case.launch.starts_workers:
@@ -164,10 +164,8 @@ def kill_switch(case: Case) -> Iterator[Defect]:
         return
     name = str(path).rpartition("/")[2].lower()
     run = str(case.card.value("run.name", "")).lower()
-    sizes, own = (
-        set(re.findall(r"\d+(?:\.\d+)?[bm]\b", name)),
-        set(re.findall(r"\d+(?:\.\d+)?[bm]\b", run)),
-    )
+    sizes = set(re.findall(r"\d+(?:\.\d+)?[bm]\b", name))
+    own = set(re.findall(r"\d+(?:\.\d+)?[bm]\b", run))
     plain = name.replace("_", "-").strip("-") in {"kill-switch", "killswitch", "kill"}
     if plain and run not in str(path).lower():
         yield defect("kill-switch-shared", line, path=path, says="names no run")
@@ -257,9 +255,11 @@ def deepspeed_file(case: Case) -> Iterator[Defect]:
     for line in file.underscored:
         yield defect("underscore-in-json", line)
     for name, option, key in _COMPARED:
-        said, given = file.value(name), case.number(option)
+        said = file.value(name)
+        given = case.number(option)
         if isinstance(said, int | float) and given is not None and said != given:
-            code, line = f"deepspeed-disagrees/{key}", file.line_of(name)
+            code = f"deepspeed-disagrees/{key}"
+            line = file.line_of(name)
             yield defect(
                 code,
                 line,
@@ -275,7 +275,8 @@ def deepspeed_file(case: Case) -> Iterator[Defect]:
 
 def zero_and_dtype(case: Case) -> Iterator[Defect]:
     """The stage that went with each dtype; two dtypes at once."""
-    file, dtype = case.deepspeed, case.card.value("precision.dtype")
+    file = case.deepspeed
+    dtype = case.card.value("precision.dtype")
     stage = None
     if file:
         stage = file.value("zero_optimization.stage")
@@ -321,10 +322,8 @@ def loss_scale(case: Case) -> Iterator[Defect]:
 
 def learning_rate(case: Case) -> Iterator[Defect]:
     """Peaks below floors, warm-ups beyond decays, two ways of counting."""
-    peak, floor = (
-        case.card.number("schedule.learning_rate"),
-        case.card.number("schedule.min_learning_rate"),
-    )
+    peak = case.card.number("schedule.learning_rate")
+    floor = case.card.number("schedule.min_learning_rate")
     if peak is not None and floor is not None and floor > peak:
         yield defect("floor-above-peak", case.line("--min-lr"), floor=floor, peak=peak)
     for unit in ("samples", "iterations"):
@@ -338,7 +337,8 @@ def learning_rate(case: Case) -> Iterator[Defect]:
         [option for option in names if case.has(option)] for names in (_BY_SAMPLES, _BY_ITERATIONS)
     )
     if by_samples and by_iterations:
-        first, second = by_samples[0], by_iterations[0]
+        first = by_samples[0]
+        second = by_iterations[0]
         yield defect(
             "two-ways-of-counting",
             case.line(first),
@@ -392,7 +392,8 @@ def width_left_over(case: Case) -> Iterator[Defect]:
     """`--ffn-hidden-size` that is not four times the hidden size, as after a change of the one
     alone.
     """
-    hidden, ffn = case.card.integer("model.hidden_size"), case.card.integer("model.ffn_hidden_size")
+    hidden = case.card.integer("model.hidden_size")
+    ffn = case.card.integer("model.ffn_hidden_size")
     # its width is another share, and seldom a round one
     is_gated = case.card.value("model.activation") == "swiglu"
     if not hidden or not ffn or ffn == 4 * hidden or is_gated:
@@ -420,14 +421,10 @@ def _blocks(layers: int, hidden: int, ffn: int) -> int:
 
 def shapes(case: Case) -> Iterator[Defect]:
     """Heads, tensor ranks, stages and workers that do not divide."""
-    hidden, heads = (
-        case.card.integer("model.hidden_size"),
-        case.card.integer("model.attention_heads"),
-    )
-    tensor, stages = (
-        case.card.integer("parallel.tensor", 1),
-        case.card.integer("parallel.pipeline", 1),
-    )
+    hidden = case.card.integer("model.hidden_size")
+    heads = case.card.integer("model.attention_heads")
+    tensor = case.card.integer("parallel.tensor", 1)
+    stages = case.card.integer("parallel.pipeline", 1)
     if hidden and heads and hidden % heads and "model.kv_channels" not in case.card.placed:
         yield defect("hidden-by-heads", case.line("--hidden-size"), hidden=hidden, heads=heads)
     if heads and tensor > 0 and heads % tensor:
@@ -437,9 +434,11 @@ def shapes(case: Case) -> Iterator[Defect]:
     layers = case.card.integer("model.layers")
     partition = str(case.card.value("parallel.partition", ""))
     if "embedding" in partition:
-        units, shown = (layers + 2, "layers + 2")
+        units = layers + 2
+        shown = "layers + 2"
     else:
-        units, shown = (layers, "layers")
+        units = layers
+        shown = "layers"
     if layers and stages > 1 and partition.startswith("type:") and units % stages:
         yield defect(
             "layers-by-stages", case.line("--num-layers"), shown=shown, units=units, stages=stages
@@ -447,7 +446,8 @@ def shapes(case: Case) -> Iterator[Defect]:
     workers = case.card.integer("slurm.workers_per_node") or case.card.integer(
         "slurm.gpus_per_node"
     )
-    world, shape = workers * case.card.integer("slurm.nodes"), tensor * stages
+    world = workers * case.card.integer("slurm.nodes")
+    shape = tensor * stages
     if world and shape > 0 and world % shape:
         line = case.line("--pipeline-model-parallel-size")
         yield defect(
@@ -457,8 +457,10 @@ def shapes(case: Case) -> Iterator[Defect]:
 
 def batches(case: Case) -> Iterator[Defect]:
     """The batch, its ramp, and micro batch x data-parallel degree."""
-    degree, micro = data_parallel(case.card), case.card.integer("batch.micro_batch_size")
-    full, ramp = case.card.integer("batch.global_batch_size"), case.card.value("batch.ramp")
+    degree = data_parallel(case.card)
+    micro = case.card.integer("batch.micro_batch_size")
+    full = case.card.integer("batch.global_batch_size")
+    ramp = case.card.value("batch.ramp")
     chunk = degree * micro
     common = {"micro": micro, "degree": degree, "chunk": chunk}
     if chunk and full % chunk:
@@ -472,7 +474,8 @@ def batches(case: Case) -> Iterator[Defect]:
     if not isinstance(ramp, dict):
         return
     line = case.line("--rampup-batch-size")
-    start, increment = ramp["start"], ramp["increment"]
+    start = ramp["start"]
+    increment = ramp["increment"]
     if start == full:
         yield defect("ramp-without-levels", line, full=full)
         return
@@ -488,7 +491,8 @@ def batches(case: Case) -> Iterator[Defect]:
 
 
 def _near(value: int, chunk: int) -> str:
-    below, above = value // chunk * chunk, -(-value // chunk) * chunk
+    below = value // chunk * chunk
+    above = -(-value // chunk) * chunk
     if below:
         return f"{below} or {above} would do, or another micro batch or number of nodes"
     return f"{above} would do, or fewer nodes"
@@ -503,10 +507,8 @@ def initial_weights(case: Case) -> Iterator[Defect]:
     if hidden > 0 and drawn:
         advice = std_advice(std, hidden)
     if advice:
-        line, given = (
-            case.line("--init-method-std"),
-            "" if case.has("--init-method-std") else " (the default)",
-        )
+        line = case.line("--init-method-std")
+        given = "" if case.has("--init-method-std") else " (the default)"
         yield defect(
             "init-std-too-large",
             line,
@@ -520,14 +522,10 @@ def initial_weights(case: Case) -> Iterator[Defect]:
 
 def fused_softmax(case: Case) -> Iterator[Defect]:
     """The original's fused softmax had conditions on the shape."""
-    heads, tensor = (
-        case.card.integer("model.attention_heads"),
-        case.card.integer("parallel.tensor", 1),
-    )
-    micro, length = (
-        case.card.integer("batch.micro_batch_size"),
-        case.card.integer("model.sequence_length"),
-    )
+    heads = case.card.integer("model.attention_heads")
+    tensor = case.card.integer("parallel.tensor", 1)
+    micro = case.card.integer("batch.micro_batch_size")
+    length = case.card.integer("model.sequence_length")
     if heads <= 0 or tensor <= 0 or heads % tensor or micro <= 0 or not length:
         return
     if (heads // tensor * micro) % 4 or length % 4 or not 16 < length <= 2048:

@@ -8,7 +8,9 @@ from typing import Any, NamedTuple
 
 from tr11ops.importer.options import Defect, DefectSeverity
 
-_ERROR, _WARNING, _NOTE = DefectSeverity.ERROR, DefectSeverity.WARNING, DefectSeverity.NOTE
+_ERROR = DefectSeverity.ERROR
+_WARNING = DefectSeverity.WARNING
+_NOTE = DefectSeverity.NOTE
 _REFUSED = "the training does not start"
 _BATCH = "the training stops with an assertion when it reaches that batch"
 _HUNG = "training hung at an evaluation three times: 18, 6 and 11 hours"

@@ -281,7 +281,8 @@ class _Fields:
                 raise ScriptError(
                     self.line, f"has more than {MOST_FIELDS} words", "this is not a batch script"
                 )
-        self.current, self.started = [], False
+        self.current = []
+        self.started = False
 
     def finish(self) -> list[Traced]:
         if not self.split:

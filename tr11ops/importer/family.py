@@ -55,14 +55,16 @@ class WordUse(Record):
 
 def family_of(text: str) -> Recognised:
     """The families with the most signs in a command's text."""
-    best, found = 0, []
+    best = 0
+    found = []
     for name in names():
         command = dialect_named(name).command
         if command.never and re.search(command.never, text):
             continue
         count = sum(pattern.search(text) is not None for pattern in command.patterns)
         if count > best:
-            best, found = count, [name]
+            best = count
+            found = [name]
         elif count and count == best:
             found.append(name)
     return Recognised(tuple(found))

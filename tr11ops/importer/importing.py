@@ -99,7 +99,8 @@ def text_beside(folder: Path, name: Traced) -> str | None:
     path = name.text
     if name.unknowns and _OWN_FOLDER.fullmatch(name.unknowns[0]):
         own = len(name.unknowns[0])
-        name, path = name.cut(own), path[own:].lstrip("/")
+        name = name.cut(own)
+        path = path[own:].lstrip("/")
     if not name.is_known or not path or path.startswith(("/", "~")):
         return None
     try:
@@ -160,7 +161,8 @@ def import_text(
     files that it sources may be.
     """
     batch = read_batch(raw, name, folder)
-    directives, script = batch.directives, batch.script
+    directives = batch.directives
+    script = batch.script
     launch = find_launch(script)
     file = find_deepspeed(script, launch)
     builder = Builder()
@@ -314,7 +316,8 @@ def save_interval(card: OwnCard, line: int) -> Iterator[Defect]:
         )
         / tflops
     )
-    seconds, limit = a_step * interval, card.time_limit_seconds
+    seconds = a_step * interval
+    limit = card.time_limit_seconds
     if seconds <= _LARGEST_SHARE * limit:
         return
     advised = max(1, int(_LARGEST_SHARE * limit / 2 / a_step))
@@ -322,7 +325,8 @@ def save_interval(card: OwnCard, line: int) -> Iterator[Defect]:
         code = "save-interval-beyond-limit"
     else:
         code = "save-interval-wide"
-    span, basis = duration(seconds), f"at {tflops:g} TFLOPs a GPU, an assumption"
+    span = duration(seconds)
+    basis = f"at {tflops:g} TFLOPs a GPU, an assumption"
     yield defect(
         code,
         line,

@@ -282,7 +282,8 @@ def _mended(content: Traced) -> tuple[str, list[int]]:
     """
     pieces: list[str] = []
     underscored: list[int] = []
-    inside, index = False, 0
+    inside = False
+    index = 0
     while index < len(content):
         character = content.text[index]
         if inside:

@@ -237,7 +237,8 @@ class Lexer:
     # ------------------------------------------------------------------ words
     def word(self) -> ShellWord:
         """One word; the position is on its first character."""
-        line, parts = self.line(), list[Part]()
+        line = self.line()
+        parts = list[Part]()
         start = self.position
         while self.position < len(self.text):
             character = self.text[self.position]
@@ -330,7 +331,8 @@ class Lexer:
 
     def escaped_string(self, parts: list[Part]) -> None:
         """`$'...'` with the common escapes."""
-        line, text = self.line(), ""
+        line = self.line()
+        text = ""
         self.position += 2
         while self.position < len(self.text) and self.text[self.position] != "'":
             if self.text[self.position] == "\\" and self.position + 1 < len(self.text):
@@ -411,7 +413,8 @@ class Lexer:
         )
 
     def backquoted(self, quoted: bool) -> Substitution:
-        line, start = self.line(), self.position
+        line = self.line()
+        start = self.position
         end = start + 1
         while end < len(self.text) and self.text[end] != "`":
             end += 1 + (self.text[end] == "\\")
@@ -430,8 +433,11 @@ class Lexer:
 
     def substitution(self, opening: int, quoted: bool) -> Substitution:
         """`$(...)`, from its parenthesis at `opening`: skipped with regard to quotes, never read."""
-        start, line = self.position, self.line()
-        level, index, quote = 0, opening, ""
+        start = self.position
+        line = self.line()
+        level = 0
+        index = opening
+        quote = ""
         while index < len(self.text):
             character = self.text[index]
             if character == "\\" and quote != "'":
@@ -451,7 +457,8 @@ class Lexer:
         raise ScriptError(line, "a command substitution is not closed", "repair the script")
 
     def arithmetic(self, quoted: bool) -> Part:
-        start, line = self.position, self.line()
+        start = self.position
+        line = self.line()
         body = self.double_parentheses(start + 1)
         if body is None:
             return self.substitution(start + 1, quoted)  # $( (...) ), a subshell
@@ -461,7 +468,8 @@ class Lexer:
         """The inside of `((...))`; None, and nothing read, where `opening` begins no such."""
         if not self.text.startswith("((", opening):
             return None
-        level, index = 1, opening + 2
+        level = 1
+        index = opening + 2
         while index < len(self.text):
             level += (self.text[index] == "(") - (self.text[index] == ")")
             if level == 0:
@@ -478,7 +486,8 @@ class Lexer:
         return body
 
     def braced(self, quoted: bool) -> Part:
-        start, line = self.position, self.line()
+        start = self.position
+        line = self.line()
         before = self.deeper()
         match = _PARAMETER.match(self.text, start + 2)
         if match is not None:

@@ -74,7 +74,8 @@ class ClusterPlacement:
 
     def nodes_by_tasks(self) -> None:
         """Slurm's own rule where no number of nodes is asked for."""
-        tasks, each = self.directive("ntasks"), self.directive("ntasks-per-node")
+        tasks = self.directive("ntasks")
+        each = self.directive("ntasks-per-node")
         if tasks is None or tasks == 1:
             self.builder.put(
                 NODES, 1, "no #SBATCH --nodes", 0, note="no --nodes is given: Slurm gives one node"
@@ -90,7 +91,8 @@ class ClusterPlacement:
 
     def compare_nodes(self) -> None:
         """What srun and the launcher are told must be the allocation."""
-        training, asked = self.training, self.builder.integer(NODES)
+        training = self.training
+        asked = self.builder.integer(NODES)
         told = training.option("nnodes", "num_machines", "num_nodes")
         if not asked:
             return
@@ -152,7 +154,8 @@ class ClusterPlacement:
         if GPUS in self.builder.placed or self.is_asked(GPUS):
             return
         nodes = self.builder.integer(NODES)
-        each_task, tasks = self.directive("gpus-per-task"), self.tasks_asked(nodes)
+        each_task = self.directive("gpus-per-task")
+        tasks = self.tasks_asked(nodes)
         total = self.directive("gpus")
         if each_task is not None and tasks:
             item = self.asked["gpus-per-task"]
@@ -253,9 +256,12 @@ class ClusterPlacement:
         option = self.training.option("num_processes")
         nodes = self.builder.integer(NODES)
         total = None
-        source, line = "accelerate", self.training.line
+        source = "accelerate"
+        line = self.training.line
         if option is not None:
-            total, source, line = number_of(option.value), option.spelled, option.line
+            total = number_of(option.value)
+            source = option.spelled
+            line = option.line
         else:
             total = self.config_number("num_processes")
         if total is not None and nodes and total % nodes == 0:

@@ -74,17 +74,20 @@ def place_container(builder: Builder, container: ContainerUse | None) -> None:
     """Place `[slurm.container]`, and tell of what does not come along."""
     if container is None:
         return
-    image, line = container.image, container.image.line
+    image = container.image
+    line = container.image.line
     for unknown in only_a_person_knows([image, *container.mounts]), *image.unknowns:
         if unknown:
             why = f"{unknown[:60]} is not known here: give --set {KEY}=..."
             builder.ask("container", image.for_shell(), line=line, why=why, key=KEY)
             return
-    runtime, name = container.runtime, image.text
+    runtime = container.runtime
+    name = image.text
     if runtime == "docker":
         why = "it is no child of the job, which could not end it: Apptainer takes its place; does the image work so?"
         builder.ask("docker run", name, line=line, why=why, key="slurm.container.runtime")
-        runtime, name = "apptainer", f"docker://{name}"
+        runtime = "apptainer"
+        name = f"docker://{name}"
     elif runtime == "pyxis":
         name = name.removeprefix("docker://")
     builder.put(KEY, name, "the container", line)

@@ -42,7 +42,8 @@ def place_resume(files: CommandSettings) -> None:
         files.builder.put("trainer.resume", list(tool.resume), "the program", line, note=note)
         return
     if dialect.resume and files.own is not None and not has_own_words:
-        file, option = files.own.name[:60], dialect.resume[0]
+        file = files.own.name[:60]
+        option = dialect.resume[0]
         why = f"its settings are in {file}: whether it takes {option} beside them is not known"
         files.builder.ask("resume", "", line=line, why=why, key="trainer.resume")
         return
@@ -65,7 +66,8 @@ def _place_added_words(files: CommandSettings, is_used: bool, line: int) -> None
     `is_used`: the command has had them.
     """
     dialect = files.dialect
-    key, words = "trainer.resume", list(dialect.resume)
+    key = "trainer.resume"
+    words = list(dialect.resume)
     script = next((word for word in files.words if word.text.endswith(".py")), Traced())
     knows: Knows = "yes"
     if not is_used:

@@ -106,7 +106,8 @@ class CommandSettings:
     def tell_unread(self, settings: SettingsFile | None) -> None:
         """A file of settings that says nothing, and why."""
         if settings is not None and settings.problem:
-            name, line = settings.name, settings.line
+            name = settings.name
+            line = settings.line
             self.builder.leave(name, "", line=line, reason=LeftReason.UNKNOWN, why=settings.problem)
 
     # ------------------------------------------------------------------ for how many ranks they are
@@ -159,6 +160,7 @@ class CommandSettings:
 
     def ask(self, settings: SettingsFile | None, why: str) -> None:
         if settings is not None:
-            name, line = settings.name, settings.line
+            name = settings.name
+            line = settings.line
             why = f"{why}: correct it, or give --set {WORKERS}=..."
             self.builder.ask(name, "", line=line, why=why, key=WORKERS)

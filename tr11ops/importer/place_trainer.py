@@ -139,7 +139,8 @@ class TrainerPlacer:
         source = "the words of the command"
         if not name and logged.only and not said.names:
             assert self.log is not None
-            name, source = logged.only, f"the lines of {self.log.path}"
+            name = logged.only
+            source = f"the lines of {self.log.path}"
         if not name:
             if said.names:
                 names = f"the command may be of {' or '.join(said.names)}"
@@ -155,10 +156,12 @@ class TrainerPlacer:
     # ------------------------------------------------------------------ where it runs
     def place_directory(self) -> None:
         """Of `--chdir` and `cd`, one after another."""
-        current, line = Traced(), 0
+        current = Traced()
+        line = 0
         for item in self.directives:
             if item.name == "chdir" and item.read:
-                current, line = Traced.of(item.value, item.line), item.line
+                current = Traced.of(item.value, item.line)
+                line = item.line
         for command in self.script.commands:
             if command is self.training.command:
                 break
@@ -178,7 +181,8 @@ class TrainerPlacer:
         if asked and not any(
             command.outer and command.name == "cd" for command in self.script.commands
         ):
-            current, line = asked, asked.line
+            current = asked
+            line = asked.line
         text = _SUBMIT_FOLDER.sub(".", current.text)
         if text != current.text:
             current = Traced.of(text, line)
@@ -211,7 +215,8 @@ class TrainerPlacer:
 
     # ------------------------------------------------------------------ how it is started
     def start_of(self, dialect: Dialect) -> str:
-        launcher, nodes = self.training.launcher, self.builder.integer(NODES)
+        launcher = self.training.launcher
+        nodes = self.builder.integer(NODES)
         line = self.training.line
         if self.training.prefix and launcher in {"torchrun", "accelerate", "deepspeed"}:
             return "node"
@@ -268,7 +273,8 @@ class TrainerPlacer:
 
     def started_words(self, start: str) -> list[Traced]:
         """The words of `trainer.command`, for the way in which it is started."""
-        training, line = self.training, self.training.line
+        training = self.training
+        line = self.training.line
         kept = list(training.kept_options())
         program = list(self.files.words)
         if start == "torchrun":
@@ -319,7 +325,8 @@ class TrainerPlacer:
     # ------------------------------------------------------------------ what its words say
     def place_folder(self, dialect: Dialect) -> None:
         use = self.files.said(dialect.command.folder)
-        key, line = "trainer.folder", self.training.line
+        key = "trainer.folder"
+        line = self.training.line
         if use is None or not use.value:
             words = ", ".join(dialect.command.folder)
             if words:
@@ -331,7 +338,8 @@ class TrainerPlacer:
                 "output folder", "", line=line, reason=LeftReason.UNKNOWN, why=why, key=key
             )
             return
-        directory, value = self.builder.value("trainer.directory", "."), use.value
+        directory = self.builder.value("trainer.directory", ".")
+        value = use.value
         from_here = _SUBMIT_FOLDER.sub(".", value.text)
         if directory == "." and from_here != value.text:
             # no cd: it is where the card lies, wherever tr11 is typed
@@ -431,7 +439,8 @@ class TrainerPlacer:
         rules = dialect.checkpoints
         if rules is not None and not rules.lacks_belief:
             return
-        key, unknown = "trainer.checkpoints.believes", LeftReason.UNKNOWN
+        key = "trainer.checkpoints.believes"
+        unknown = LeftReason.UNKNOWN
         self.builder.leave("resume", "", self.training.line, reason=unknown, why=BELIEF, key=key)
 
     # ------------------------------------------------------------------ what stands around it

@@ -31,7 +31,8 @@ from tr11ops.importer.traced import Traced
 
 _POSITIONS = "model.position_embedding"
 # of stretched positions, where no option says another
-_LLAMA_31_FACTOR, _LLAMA_31_LENGTH = 8.0, 8192
+_LLAMA_31_FACTOR = 8.0
+_LLAMA_31_LENGTH = 8192
 _GATED_MULTIPLE = 64  # of the feed-forward width that the original gives a gated block
 _SAME_TWICE = "--encoder-num-layers", "--decoder-num-layers"
 
@@ -53,7 +54,8 @@ def _positions(builder: Builder, uses: Mapping[str, OptionUse]) -> None:
     if switch is not None:
         builder.put(_POSITIONS, "rotary", switch.option, switch.line)
     is_rotary = builder.value(_POSITIONS) == "rotary"
-    base, share = uses.get("--rotary-base"), uses.get("--rotary-percent")
+    base = uses.get("--rotary-base")
+    share = uses.get("--rotary-percent")
     if base is not None and is_rotary:
         builder.take_use("model.rotary_base", base, number)
     elif base is not None:
@@ -74,7 +76,8 @@ def _stretch(builder: Builder, uses: Mapping[str, OptionUse], is_rotary: bool) -
     """`--rope-scaling-factor` counts with its switch alone; the other numbers are Llama 3.1's
     there.
     """
-    switch, factor = uses.get("--use-rope-scaling"), uses.get("--rope-scaling-factor")
+    switch = uses.get("--use-rope-scaling")
+    factor = uses.get("--rope-scaling-factor")
     if switch is None or not is_rotary:
         for use in (switch, factor):
             if use is not None:
@@ -113,7 +116,8 @@ def _heads(builder: Builder, uses: Mapping[str, OptionUse]) -> None:
     """`--num-query-groups` counts with its switch alone, and is 1 there; a fork has one option for
     both.
     """
-    switch, groups = uses.get("--group-query-attention"), uses.get("--num-query-groups")
+    switch = uses.get("--group-query-attention")
+    groups = uses.get("--num-query-groups")
     if switch is not None and groups is not None:
         builder.take_use("model.key_value_heads", groups, integer)
     elif switch is not None:
@@ -172,7 +176,8 @@ def _layers_of_both(builder: Builder, uses: Mapping[str, OptionUse]) -> None:
 _LAYERS = "--num-layers-per-virtual-pipeline-stage"
 _PARTS = ("--num-virtual-stages-per-pipeline-rank", "--virtual-pipeline-model-parallel-size")
 _ROUND = "--microbatch-group-size-per-virtual-pipeline-stage"
-_KEY, _PARTITION = "parallel.virtual_stages", "parallel.partition"
+_KEY = "parallel.virtual_stages"
+_PARTITION = "parallel.partition"
 
 
 def place_interleaving(builder: Builder, uses: Mapping[str, OptionUse]) -> None:
@@ -206,7 +211,8 @@ def _parts(builder: Builder, use: OptionUse) -> int:
         raise ConversionProblem("it must be at least 1")
     if use.option != _LAYERS:
         return count
-    stages, layers = builder.integer("parallel.pipeline", 1), builder.integer("model.layers")
+    stages = builder.integer("parallel.pipeline", 1)
+    layers = builder.integer("model.layers")
     if layers < 1 or layers % (stages * count):
         raise ConversionProblem(
             f"{layers} layers on {stages} stages cannot be cut in parts of {count} layers"
@@ -243,7 +249,8 @@ def place_recompute(builder: Builder, uses: Mapping[str, OptionUse]) -> None:
     """`--recompute-activations` is short for selective; method and number of layers count with
     `full` alone.
     """
-    short, granularity = uses.get("--recompute-activations"), uses.get("--recompute-granularity")
+    short = uses.get("--recompute-activations")
+    granularity = uses.get("--recompute-granularity")
     if granularity is not None:
         builder.take_use("model.recompute_granularity", granularity, _GRANULARITIES)
     elif short is not None:
@@ -430,7 +437,9 @@ def _folders(builder: Builder, uses: dict[str, OptionUse]) -> None:
     """`--save DIR/checkpoints/VARIANT` gives run.directory and run.variant; `--load` of another
     folder is kept.
     """
-    save, load, events = uses.get("--save"), uses.get("--load"), uses.get("--tensorboard-dir")
+    save = uses.get("--save")
+    load = uses.get("--load")
+    events = uses.get("--tensorboard-dir")
     saved = _path(builder, save, "run.directory")
     loaded = _path(builder, load, "checkpoint.load")
     if saved is None and save is None:

@@ -166,7 +166,8 @@ def place_conditions(builder: Builder, script: Script, launch: ShellCommand) -> 
         said = item.value if item.added is None else item.added
         if item.name not in reached or item.name in _OWN_VARIABLES or not said.text.strip():
             continue
-        key, why = "", "stands in a condition, which is not evaluated; "
+        key = ""
+        why = "stands in a condition, which is not evaluated; "
         if not item.applied:
             if item.added is not None:
                 key = ""
@@ -230,7 +231,8 @@ def _exported(builder: Builder, item: Assignment, environment: str) -> str:
     """Place an exported variable; returns a set-up line for one that only the node's shell can
     make.
     """
-    source, shown = f"export {item.name}", item.value.for_shell()
+    source = f"export {item.name}"
+    shown = item.value.for_shell()
     if item.name in _OWN_VARIABLES:
         builder.leave(source, shown, item.line, LeftReason.DROPPED, _OWN_VARIABLES[item.name])
         return ""

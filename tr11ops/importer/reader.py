@@ -101,7 +101,9 @@ class _Reader(ShellValues):
     def read(self, tokens: Sequence[Token], outer: tuple[Traced, ...]) -> None:
         """All statements of one text."""
         before = self.tokens, self.position, self.outer, self.stays
-        self.tokens, self.position, self.outer = tokens, 0, outer
+        self.tokens = tokens
+        self.position = 0
+        self.outer = outer
         self.statements(frozenset())
         self.tokens, self.position, self.outer, self.stays = before
 
@@ -176,7 +178,8 @@ class _Reader(ShellValues):
             return None
         if self.is_over:
             return None
-        line, before = self.tokens[self.position].line, len(self.script.commands)
+        line = self.tokens[self.position].line
+        before = len(self.script.commands)
         self.depth += 1
         if self.depth > DEEPEST_NESTING:
             raise ScriptError(line, "it is nested too deeply", "this is not a batch script")
@@ -198,7 +201,8 @@ class _Reader(ShellValues):
 
     def read_if(self) -> None:
         self.begun += 1
-        block, number = self.begun, 0
+        block = self.begun
+        number = 0
         opener = "if"
         reached: bool | None = True
         while opener in {"if", "elif"}:
@@ -223,7 +227,8 @@ class _Reader(ShellValues):
         self.skip("\n")
         self.skip("in")
         self.begun += 1
-        block, number = self.begun, 0
+        block = self.begun
+        number = 0
         reached: bool | None = True
         while True:
             self.skip("\n", ";")
@@ -241,7 +246,8 @@ class _Reader(ShellValues):
                 self.statements({";;", ";&", ";;&", "esac"})
             reached = all_hold((reached, inverse(fits)))
             if self.peek() in {";&", ";;&"}:  # the next part may be run too
-                value, reached = None, None
+                value = None
+                reached = None
             self.skip(";;", ";&", ";;&")
             number += 1
         self.position += 1
@@ -293,7 +299,9 @@ class _Reader(ShellValues):
         self.script.uncalled.pop(name, None)
         if name in self.calls or len(self.calls) >= DEEPEST_SHELL:
             return
-        before, values, names = self.locals, dict(self.variables.values), set(_PLACES)
+        before = self.locals
+        values = dict(self.variables.values)
+        names = set(_PLACES)
         self.locals = names
         is_sure = self.here is True and self.are_sure(made_from)
         self.forget(names, words[0].line)
@@ -384,7 +392,8 @@ class _Reader(ShellValues):
         given: tuple[Traced, ...] = (),
     ) -> bool | None:
         """Keep a command, with what it does to the reader. Nothing is run."""
-        line, keyword = words[0].line, words[0].bare
+        line = words[0].line
+        keyword = words[0].bare
         self.count += 1
         if self.count > MOST_COMMANDS:
             raise ScriptError(
@@ -552,7 +561,8 @@ class _Reader(ShellValues):
                 and not name.startswith("python")
             )
             if argument and ((is_shell and re.fullmatch("-.*c", flag)) or is_passed_on):
-                inner, document = command.words[index + 2], None
+                inner = command.words[index + 2]
+                document = None
                 break
             is_read = is_shell and (flag == "-s" or are_options(behind))
             if document is not None and (is_read or texts == ["sbatch"]):

@@ -137,7 +137,8 @@ def _options(text: str) -> list[tuple[str, str, str]]:
                 value = following
                 position += 1
         elif word.startswith("-") and len(word) > 1:
-            name, value = SHORT_OPTIONS.get(word[1], word[1]), word[2:].removeprefix("=")
+            name = SHORT_OPTIONS.get(word[1], word[1])
+            value = word[2:].removeprefix("=")
             spelled = word[:2]
             if (
                 not value
@@ -148,7 +149,9 @@ def _options(text: str) -> list[tuple[str, str, str]]:
                 value = following
                 position += 1
         else:
-            name, value, spelled = "", word, ""
+            name = ""
+            value = word
+            spelled = ""
         found.append((name, value, spelled))
     return found
 
@@ -158,7 +161,9 @@ def _words(text: str) -> list[str]:
     comment.
     """
     words: list[str] = []
-    current, started, quote = "", False, ""
+    current = ""
+    started = False
+    quote = ""
     index = 0
     while index < len(text):
         character = text[index]
@@ -168,21 +173,26 @@ def _words(text: str) -> list[str]:
             else:
                 current += character
         elif character in "'\"":
-            quote, started = character, True
+            quote = character
+            started = True
         elif character == "\\" and index + 1 < len(text):
             index += 1
-            current, started = current + text[index], True
+            current = current + text[index]
+            started = True
         elif character.isspace():
             if started:
                 words.append(current)
-            current, started = "", False
+            current = ""
+            started = False
         elif character == "#" and not started:
             break
         elif (end := placeholder_at(text, index)) > index:
-            current, started = current + text[index:end], True
+            current = current + text[index:end]
+            started = True
             index = end - 1
         else:
-            current, started = current + character, True
+            current = current + character
+            started = True
         index += 1
     if started:
         words.append(current)
@@ -259,7 +269,8 @@ def place_slurm(builder: Builder, directives: Sequence[Directive], starts_worker
 
 
 def _place(builder: Builder, item: Directive) -> None:
-    source, values = _shown(item), (Traced.of(item.value, item.line),)
+    source = _shown(item)
+    values = (Traced.of(item.value, item.line),)
     if placeholder_at(item.value, max(item.value.find("<"), 0)):
         _placeholder(builder, item)
     elif item.name in _CONVERTED:

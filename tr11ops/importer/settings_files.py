@@ -40,7 +40,8 @@ def settings_file(name: Traced, text_at: Callable[[str], str | None]) -> Setting
     """The file of this name. `text_at` gives its text, None where it is not at hand, and raises
     ConversionProblem where it cannot be read.
     """
-    shown, line = name.text, name.line
+    shown = name.text
+    line = name.line
     try:
         text = text_at(shown)
         if text is None:

@@ -109,7 +109,8 @@ class ShellValues:
         outside = self.variables.used
         self.variables.used = set()
         texts = [text for word in words for text in expand_word(word, self.variables, is_split)]
-        used, self.variables.used = self.variables.used, outside
+        used = self.variables.used
+        self.variables.used = outside
         if not used or not self.are_sure(used) or not all(text.is_known for text in texts):
             return None
         return texts
@@ -150,7 +151,8 @@ class ShellValues:
         if self.here is False:
             return None
         change = _CHANGE.fullmatch(text.text)
-        name, expression = "", text
+        name = ""
+        expression = text
         if change is not None and text.is_known and any(change.group(1, 4, 5)):
             before, name, sign, rest, after = change.groups()
             step = (before or after or "")[:1]
@@ -164,7 +166,8 @@ class ShellValues:
         outside = self.variables.used
         self.variables.used = set()
         value = calculated(expression, f"$(({expression.text.strip()}))", self.variables)
-        used, self.variables.used = self.variables.used, outside | self.variables.used
+        used = self.variables.used
+        self.variables.used = outside | self.variables.used
         if name:
             self.keep(name, value, used, text.line)
         if not value.is_known or self.here is not True or not self.are_sure(used):
@@ -186,7 +189,8 @@ class ShellValues:
             return False
         if not alone and word.array is None and not exported:
             return True
-        name, append = match.group(1), bool(match.group(2))
+        name = match.group(1)
+        append = bool(match.group(2))
         outside = self.variables.used
         self.variables.used = set()
         rest: tuple[Part, ...] = (Literal(first.text.cut(match.end()), False), *word.parts[1:])
@@ -197,7 +201,8 @@ class ShellValues:
             )
         else:
             value = expand_text(rest, self.variables, word.line)
-        made_from, self.variables.used = self.variables.used, outside | self.variables.used
+        made_from = self.variables.used
+        self.variables.used = outside | self.variables.used
         added: Traced | None = None
         if append:
             added = _joined(value)

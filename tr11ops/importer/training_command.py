@@ -362,7 +362,8 @@ class _Layers:
         if name == OWN_TORCHRUN and len(words) > 1 and words[1].text == "train":
             self.set_launcher(OWN_TORCHRUN, (), list(self.told_by_variables()))
             return words
-        kind, behind = _TORCHRUN.get(name, ""), 1
+        kind = _TORCHRUN.get(name, "")
+        behind = 1
         if name in {"accelerate", "deepspeed"}:
             kind = name
         if PYTHON.fullmatch(name):
@@ -376,7 +377,8 @@ class _Layers:
         ) or kind == "accelerate_cli":
             if behind >= len(words) or words[behind].text != "launch":
                 return words
-            kind, behind = "accelerate", behind + 1
+            kind = "accelerate"
+            behind = behind + 1
         if not kind:
             return words
         switches = _SWITCHES.get(kind, _SWITCHES["torchrun"])

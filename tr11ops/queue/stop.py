@@ -352,7 +352,8 @@ def wait_for_lease(
     Returns the claim that still counts where `pause` returns False before, or where it is renewed still, as
     by a process that has outlived its job; None where none does. A lease that cannot be read is not waited for.
     """
-    paths, wanted = directory.paths, set(attempts)
+    paths = directory.paths
+    wanted = set(attempts)
     began = clock()
     is_said = False
     while True:

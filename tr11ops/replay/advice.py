@@ -34,7 +34,9 @@ DRAWS = 4
 LONG = 7 * DAY  # a shorter record needs no second process
 MOST_PROCESSES = 4
 MOST_REPLAYS = 2 + 8 + 4 * DRAWS
-SPARES, EXCLUSION, INTERVAL = "spares", "exclusion", "save interval"
+SPARES = "spares"
+EXCLUSION = "exclusion"
+INTERVAL = "save interval"
 
 Game: TypeAlias = tuple[RecordedRun, Window]
 Play: TypeAlias = Callable[[Sequence[Game]], list[Score]]
@@ -248,7 +250,8 @@ def settings_of(run: RecordedRun, mtbf: float | None = None) -> Iterator[Setting
     """The other settings that are tried: one spare less, one and two more; half and twice the days;
     half and twice the save interval, and Young's.
     """
-    layout, times = run.layout, run.parameters
+    layout = run.layout
+    times = run.parameters
     for held in sorted({layout.held - 1, layout.held + 1, layout.held + 2} - {-1}):
         spares = max(len(run.nodes) - layout.nodes, held)
         other = replace(run, layout=Layout(layout.nodes, spares, held))

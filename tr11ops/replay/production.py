@@ -74,7 +74,8 @@ class SimulatedWorkers:
 
     def run(self, launch: PlannedLaunch, watch: LaunchWatch, look: Callable[[], None]) -> None:
         """Let the launch go its way in the world, and leave behind what it would."""
-        world, folder = self._world, self._context.folder
+        world = self._world
+        folder = self._context.folder
         world.wait_until(world.now + world.parameters.relaunch)
         look()
         leaves = None
@@ -84,8 +85,11 @@ class SimulatedWorkers:
         world.saved = newest_step(self._context.config.paths) or 0
         save_seconds = None if launch.save_minutes is None else 60 * launch.save_minutes
         end = world.launch(launch.nodes, leaves, save_seconds=save_seconds)
-        watch.start, watch.end, watch.first_sign = end.start, end.end, end.sign
-        self._run.last_trained, self._run.trained_in = end.sign or end.end, self._context.job_id
+        watch.start = end.start
+        watch.end = end.end
+        watch.first_sign = end.sign
+        self._run.last_trained = end.sign or end.end
+        self._run.trained_in = self._context.job_id
         self._watchdog.hurry()
         leave_progress(self._context.config.paths, world, end, self._context.job_id)
         if end.is_ordered:
@@ -167,7 +171,8 @@ class Production:
         self.run.note_exclusions()
 
     def _context(self, job: Job, tag: str) -> AttemptContext:
-        times, card = self.world.parameters, self.run.card
+        times = self.world.parameters
+        card = self.run.card
         free = times.free_bytes
         if times.free_checkpoints is not None and isinstance(card, OwnCard):
             free = int(times.free_checkpoints * checkpoint_size(card))

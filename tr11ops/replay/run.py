@@ -77,7 +77,8 @@ def replay_card(folder: Path, world: World, overrides: tuple[str, ...] = ()) -> 
     """The card of a replayed run, whose directory is below `folder`; `overrides` as `--set` takes
     them. Raises CardError.
     """
-    times, layout = world.parameters, world.layout
+    times = world.parameters
+    layout = world.layout
     hours, seconds = divmod(int(times.time_limit), 3600)
     text = CARD.format(
         root=folder / "run",

@@ -27,7 +27,9 @@ FIRST_ARRAY = 1000
 ENDED_KEPT = 4  # jobs that are over and still known, as MinJobAge leaves them
 GPUS = 8
 # reasons for which a job waits, in Slurm's words
-WAITS, NEXT_IN_ARRAY, HELD = "Resources", "JobArrayTaskLimit", "JobHeldUser"
+WAITS = "Resources"
+NEXT_IN_ARRAY = "JobArrayTaskLimit"
+HELD = "JobHeldUser"
 
 
 class SimulatedScheduler:

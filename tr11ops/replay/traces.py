@@ -154,7 +154,8 @@ def _gpu_servers(path: Path, events: Sequence[Mapping[str, Any]]) -> Trace:
     for number, event in enumerate(events, 1):
         with _reading(f"event {number}"):
             about = event["fault_type"]
-            node, when = str(event["node_id"]), float(event["event_time"]) * DAY
+            node = str(event["node_id"])
+            when = float(event["event_time"]) * DAY
             key = (node, f"{about['Class']}: {about['Desc']}")
             if event["event_type"] == "fault_start":
                 begun[key] = when

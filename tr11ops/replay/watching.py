@@ -186,7 +186,8 @@ class Watchdog:
 
     def _read(self) -> RunRecords:
         """The records, and whether anything has happened since the last look."""
-        scheduler, account = self._run.scheduler, self._world.account
+        scheduler = self._run.scheduler
+        account = self._world.account
         seen = (
             account.launches,
             account.acts,
@@ -197,7 +198,8 @@ class Watchdog:
         )
         if self._records is None or seen != self._seen:
             self._records = RunRecords.read(self._run.directory, self._world.now)
-            self._seen, self._alike = seen, 0
+            self._seen = seen
+            self._alike = 0
         self._alike += 1
         return self._records
 
@@ -269,7 +271,8 @@ class Watchdog:
         """Do what the runbook says: check the nodes that are due and let in what passes; release what
         is held.
         """
-        run, account = self._run, self._world.account
+        run = self._run
+        account = self._world.account
         fit = [node for node in self._due() if self._world.fault_now(node) is None]
         if fit:
             account.acts += 1
@@ -287,7 +290,8 @@ class Watchdog:
     # ------------------------------------------------------------------ what is seen
     def snapshot(self, records: RunRecords) -> Snapshot:
         """The run as production would see it now."""
-        world, run = self._world, self._run
+        world = self._world
+        run = self._run
         return Snapshot(
             time=world.now,
             run=self._facts,
@@ -315,7 +319,8 @@ class Watchdog:
 
     def _steps(self) -> list[Step]:
         """The last ones: those of the launch that runs, and before it those of the one before."""
-        world, run = self._world, self._run
+        world = self._world
+        run = self._run
         seconds = world.parameters.step
         done, _ = world.seen
         own = done - world.iteration
@@ -323,9 +328,11 @@ class Watchdog:
         job = run.scheduler.running
         found = []
         for back in reversed(range(min(done, STEPS_SEEN))):
-            moment, name = run.last_trained - (back - own) * seconds, run.trained_in
+            moment = run.last_trained - (back - own) * seconds
+            name = run.trained_in
             if back < own and job is not None:
-                moment, name = newest - back * seconds, job.raw_id
+                moment = newest - back * seconds
+                name = job.raw_id
             found.append(Step(_step(done - back, seconds), moment, name))
         return found
 
@@ -334,9 +341,12 @@ class Watchdog:
         done, _ = self._world.seen
         if job is None:
             nodes = attempts[0].nodes if attempts else ()
-            phase, when, name = "ended", self._run.last_trained, self._run.trained_in
+            phase = "ended"
+            when = self._run.last_trained
+            name = self._run.trained_in
         else:
-            nodes, name = job.nodes, job.raw_id
+            nodes = job.nodes
+            name = job.raw_id
             when = min(self._world.now, self._world.trains_until)
             when -= min(20.0, self._world.parameters.step)
             phase = "training" if self._world.is_training else "loading"
@@ -361,7 +371,8 @@ class Watchdog:
         return Checkpoints((saved,), saved, (newest,))
 
     def _pulse(self) -> PeriodicJobState:
-        now, every = self._world.now, self._world.parameters.looks
+        now = self._world.now
+        every = self._world.parameters.looks
         return PeriodicJobState(
             "pulse",
             "slurm",

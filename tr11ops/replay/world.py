@@ -175,7 +175,8 @@ class World:
             while True:
                 nodes = self._nodes_for_task(operation)
                 before = self.saved
-                self.allocation, self.started = nodes, self.now
+                self.allocation = nodes
+                self.started = self.now
                 self.account.tasks += 1
                 operation.run_task(nodes)
                 self.allocation = ()
@@ -263,9 +264,12 @@ class World:
             stops = start + CHECK_SECONDS
         elif fault is not None and comes < ready:
             stops = min(max(comes, start + times.start_up), leaves)
-        self.trains_on, self._trains_from, self.launch_began = nodes, ready, start
+        self.trains_on = nodes
+        self._trains_from = ready
+        self.launch_began = start
         self._save_seconds = save_seconds
-        sign, end = stops, stops
+        sign = stops
+        end = stops
         if fault is not None and comes <= leaves:
             sign = stops + self._unseen(fault, from_start)
             end = sign + times.ends_within
@@ -279,15 +283,19 @@ class World:
         try:
             self.wait_until(end)
         finally:
-            self.launch_began, self.trains_until = None, math.inf
-            is_ordered, self._is_ordered = self._is_ordered, False
+            self.launch_began = None
+            self.trains_until = math.inf
+            is_ordered = self._is_ordered
+            self._is_ordered = False
             if is_ordered:
-                fault, end = None, self.now
+                fault = None
+                end = self.now
                 stops = min(stops, end)
             is_fine = fault is None and not is_ordered
             trained = min(stops, self.end) - ready
             course = self.course(before, trained, save_seconds)
-            self.iteration, self.saved = course.done, course.saved
+            self.iteration = course.done
+            self.saved = course.saved
             if fault is not None and fault.kind is FaultSign.DATA:
                 self._spoilt.setdefault(fault, course.done)
             if is_fine or foresees:
@@ -324,7 +332,8 @@ class World:
     ) -> None:
         """Where the time of a launch went that is over: it trained from `ready` to `stops`."""
         lost = self.account.lost
-        stops, end = max(start, min(stops, self.end)), min(end, self.end)
+        stops = max(start, min(stops, self.end))
+        end = min(end, self.end)
         trains = min(max(start, ready), stops)
         lost.starts += trains - start
         kept = self.saved
@@ -346,7 +355,8 @@ class World:
         for fault in (*of_nodes, *self._shared):
             moment = max(fault.start, start, self._comes_to_data(fault, start, save_seconds))
             if fault.end > start and moment < comes:
-                found, comes = fault, moment
+                found = fault
+                comes = moment
         return found, comes
 
     def _comes_to_data(self, fault: Fault, start: float, save_seconds: float | None) -> float:
@@ -384,7 +394,10 @@ class World:
         """
         times = self.parameters
         every = math.inf if save_seconds is None else save_seconds
-        done, saved, spent, began = iteration, iteration, 0.0, 0.0
+        done = iteration
+        saved = iteration
+        spent = 0.0
+        began = 0.0
         saves: list[int] = []
         evaluations: list[int] = []
         while spent < seconds:
@@ -399,7 +412,8 @@ class World:
             if spent + need > seconds:
                 done += int((seconds - spent) / times.step)
                 break
-            done, spent = following, spent + need
+            done = following
+            spent = spent + need
             if done % times.interval == 0 or spent >= began + every:
                 began = spent
                 spent += times.save
