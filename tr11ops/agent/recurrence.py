@@ -242,11 +242,13 @@ def of_software(found: Attribution, last: NodeFault, others: Sequence[NodeFault]
 
     Its suspects are the nodes on which it showed itself this time; none is blamed.
     """
-    where = "before its first iteration"
-    if last.reached is not None:
+    names = [*(node for one in others for node in one.nodes), *last.nodes]
+    if last.reached is None:
+        where = "before its first iteration"
+    else:
         where = f"after iteration {last.reached}"
-    places = " and ".join(node for one in others for node in one.nodes)
-    summary = f"{where} again, as on {places}: {found.summary}"
+    places = " and ".join(names)
+    summary = f"the same fault came back {where} on {places}"
     said = (*(f"{one.place}: {one.summary}" for one in others), *found.evidence)
     return _no_nodes(found, summary, said, suspects=last.nodes)
 
@@ -258,7 +260,7 @@ def _no_nodes(
     return replace(
         found,
         kind=Kind.SOFTWARE,
-        summary=f"{SOFTWARE_OR_DATA}: {summary}",
+        summary=f"{SOFTWARE_OR_DATA}: {summary}: {found.summary}",
         confidence=SURE,
         blamed=(),
         avoided=(),
@@ -362,8 +364,7 @@ def of_trial(
         f"it ran on {', '.join(nodes)}",
         *(line for one in left_out for line in one.evidence[:1]),
     )
-    summary = f"the same fault came back without {names}: {found.summary}"
-    return _no_nodes(found, summary, said)
+    return _no_nodes(found, f"the same fault came back without {names}", said)
 
 
 class Repetition(Record):

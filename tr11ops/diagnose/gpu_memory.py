@@ -57,8 +57,9 @@ def is_absurd(said: str) -> bool:
         return True
     if wanted is None:
         return False
-    room = 80.0
-    if capacity is not None:
+    if capacity is None:
+        room = 80.0
+    else:
         room = _gib(*(group for group in capacity.groups() if group))
     return _gib(*wanted.groups()) > ABSURD * room
 

@@ -452,8 +452,9 @@ def _node_progress(node: NodeProgress, status: Status) -> dict[str, Any]:
 
 
 def _next_checkpoint(save: NextCheckpoint, status: Status) -> dict[str, Any]:
-    due = None
-    if save.seconds is not None:
+    if save.seconds is None:
+        due = None
+    else:
         due = iso_time(status.time + save.seconds)
     return {**_fields(save, status), "due": due}
 

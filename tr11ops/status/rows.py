@@ -162,8 +162,9 @@ def training(status: Status, screen: Screen) -> Iterator[Row]:
     elif status.finish is None and status.total_iterations and status.verdict in UNDER_WAY:
         yield "ETA", NO_SPEED, ""
     if status.loss is not None or status.loss_is_finite is not None:
-        value = "nan or inf"
-        if status.loss is not None:
+        if status.loss is None:
+            value = "nan or inf"
+        else:
             value = f"{status.loss:<8.4f}"
         course = losses_of(status.loss_course)
         spark = sparkline(course, min(SPARK_WIDTH, screen.content_width - 30), screen.unicode)
@@ -212,8 +213,9 @@ def _progress(status: Status, screen: Screen) -> Iterator[Row]:
 
 def _speed(status: Status) -> Iterator[Row]:
     rate = status.throughput
-    parts = []
-    if status.seconds_per_iteration is not None:
+    if status.seconds_per_iteration is None:
+        parts = []
+    else:
         parts = [f"{status.seconds_per_iteration:.2f} s/iteration"]
     style = ""
     if rate is not None:
@@ -263,9 +265,10 @@ def _end(end: Finish, verdict: VerdictWord, screen: Screen) -> str:
         timestamp(moment, screen.zone, DAY if far else NEAR)
         for moment in (end.earliest, end.likely)
     )
-    when = f"{first} to {last}"
     if first == last:
         when = first
+    else:
+        when = f"{first} to {last}"
     days = ""
     if far:
         days = (
@@ -469,9 +472,10 @@ def checkpoint(status: Status) -> Iterator[Row]:
     elif folders is None:
         yield "checkpoint", "unknown", "magenta"
     else:
-        found = "none yet"
         if folders:
             found = f"none that is whole among {folders}"
+        else:
+            found = "none yet"
         yield "checkpoint", found, "red" if folders else ""
 
 

@@ -143,10 +143,11 @@ class TextScreen(ModalScreen[None]):  # type: ignore[misc]  # textual may be abs
         said = self.text
         first = ""
         if self._asked:
-            said += f"\n\n{self._asked}: {self._typed or self._answer}_"
-            first = "Enter, then "
+            answer = self._typed or self._answer
+            said += f"\n\n{self._asked}: {answer}_"
+            first = "Enter, then " if answer else "why, Enter, then "
         if self.keys:
-            said += f"\n\nType {first}{self.keys} to carry it out; Esc leaves it."
+            said += f"\n\nType {first}{self.keys} to do it; Esc: back."
         return said
 
     def on_paste(self, event: Any) -> None:
@@ -232,6 +233,7 @@ class TopApp(App[None]):  # type: ignore[misc]  # textual may be absent
         self._words = ""
         self._shown = TopTable("runs", (), ())
         self._drawn = 0.0
+        self._is_due = False  # a drawing
         self._round = LOOKING
         self._is_looking = False
         self._is_untouched = True  # no key yet, in the first round of looks
@@ -269,7 +271,15 @@ class TopApp(App[None]):  # type: ignore[misc]  # textual may be absent
     def _seen(self, looks: Sequence[LookedAt]) -> None:
         """Show what is known so far; of a long round, twice a second."""
         self._looks |= {look.key: look for look in looks}
-        if time.monotonic() - self._drawn > DRAW_SECONDS:
+        left = self._drawn + DRAW_SECONDS - time.monotonic()
+        if left < 0.0:
+            self._draw()
+        elif not self._is_due:  # the next look may take its time
+            self._is_due = True
+            self.set_timer(left, self._draw_due)
+
+    def _draw_due(self) -> None:
+        if self._is_due:  # and not drawn meanwhile
             self._draw()
 
     def _looked(self, found: Set[str]) -> None:
@@ -294,6 +304,7 @@ class TopApp(App[None]):  # type: ignore[misc]  # textual may be absent
         table = self._table()
         self._shown = table.filtered(self._words)
         self._drawn = time.monotonic()
+        self._is_due = False
         head = f"{table.title}   {self._round}"
         if self._words:
             head += f"   /{self._words} ({len(self._shown.rows)} of {len(table.rows)})"
@@ -452,6 +463,7 @@ class TopApp(App[None]):  # type: ignore[misc]  # textual may be absent
 
     def _take_shift(self, screen: TextScreen, address: str) -> None:
         self._who = address
+        screen.become(LOOKING)
         words = ["alerts", "take-shift", "--as", address]
         self._fill(screen, partial(self._planned, words=words))
 
@@ -516,11 +528,14 @@ class TopApp(App[None]):  # type: ignore[misc]  # textual may be absent
             while asks:
                 seen = self._finder.look(run.directory.root)
                 self.call_from_thread(self._seen, (seen,))
-                lines = [seen.state, "", said]
+                # who has just typed the reason need not read it again
+                lines = [seen.state.replace(f" ({reason})", ""), "", said]
                 if words[0] in GO_ON:
                     lines += [f"next: {way}" for way in next_commands(seen.seen)]
                 yield ("\n".join(lines),)
-                if words[0] != "kill" or seen.seen.status.verdict is not VerdictWord.STOPPING:
+                if words[0] != "kill" or not screen.is_attached:
+                    break
+                if seen.seen.status.verdict is not VerdictWord.STOPPING:
                     break
                 time.sleep(FOLLOW_SECONDS)
             self.call_from_thread(self.action_look)  # what has become of it

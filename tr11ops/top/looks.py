@@ -51,11 +51,13 @@ class RunLooks:
 
     def _folders(self) -> Iterator[Path | LookedAt]:
         for root in self._roots:
-            if deadline.is_silent(root, deadline.PROBE_SECONDS):
-                yield _unread(root, f"the file system of {root} does not answer")
+            silent = _silent(root)
+            if silent is not None:
+                yield silent
                 continue
             try:
-                yield from run_directories(root)
+                for folder in run_directories(root):
+                    yield _silent(folder) or folder
             except OSError as error:
                 yield _unread(Path(error.filename or root), cause(error))
 
@@ -77,6 +79,13 @@ def name_of(run: api.Run) -> str:
 
 def _unread(folder: Path, why: str) -> LookedAt:
     return LookedAt(str(folder), folder.name, None, why)
+
+
+def _silent(folder: Path) -> LookedAt | None:
+    """Why a folder cannot be read whose file system does not answer, so that no other waits for it."""
+    if deadline.is_silent(folder, deadline.PROBE_SECONDS):
+        return _unread(folder, f"the file system of {folder} does not answer")
+    return None
 
 
 def _on_record(folder: Path) -> LookedAt:

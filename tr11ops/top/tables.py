@@ -190,7 +190,7 @@ def _unseen_cells(run: LookedAt) -> Iterator[str]:
         word = f"was {before.word}"
         if before.since is not None:
             length = duration(run.time - before.since)
-    yield from (word, length, DASH, DASH, DASH, run.sentence)
+    yield from (word, length, DASH, DASH, DASH, run.why or "looking")
 
 
 def alerts_table(run: LookedAt) -> TopTable:
@@ -263,7 +263,7 @@ def attempts_table(run: LookedAt) -> TopTable:
         how = attempt.how or ""
         if attempt.label not in shown:
             rows.append(TopRow("", (attempt.label, "ended", DASH, how or DASH), how))
-    return TopTable(title, columns, tuple(rows), run.sentence)
+    return TopTable(title, columns, tuple(rows), run.state)
 
 
 def nodes_table(run: LookedAt, job_id: str) -> TopTable:
@@ -281,7 +281,7 @@ def nodes_table(run: LookedAt, job_id: str) -> TopTable:
         TopRow(one.node, (*_node_cells(one), listed.get(one.node, "")), told.get(one.node, ""))
         for one in found
     )
-    return TopTable(title, columns, rows, "; ".join((*status.slow_words, run.sentence)))
+    return TopTable(title, columns, rows, "; ".join((*status.slow_words, run.state)))
 
 
 def _node_cells(node: NodeProgress) -> Iterator[str]:
@@ -325,7 +325,7 @@ def ranks_table(run: LookedAt, node: str) -> TopTable:
     for beat in sorted(_ranks_of(run.seen, node), key=attrgetter("rank")):
         said = (beat.iteration, beat.phase, duration(age(beat.time)), beat.pid)
         rows.append(TopRow("", (_rank_name(beat), *map(str, said))))
-    return TopTable(title, columns, tuple(rows), run.sentence)
+    return TopTable(title, columns, tuple(rows), run.state)
 
 
 def _place_of(job: Job) -> tuple[bool, bool]:

@@ -4,6 +4,7 @@ does not answer. What a person confirms is what they saw, and it is carried out 
 
 from __future__ import annotations
 
+import asyncio
 import os
 import re
 import shlex
@@ -32,9 +33,12 @@ from tests.tr11ops.top.screen import (
 )
 from tests.waiting import until
 from tr11ops import api
+from tr11ops.base import deadline
+from tr11ops.base.errors import Refusal
 from tr11ops.base.invocation import PLAN_CHANGED, mark_of_plan
 from tr11ops.rundir.journal import JournalEntry, read_journal, user_name
 from tr11ops.top.commands import REASON
+from tr11ops.top.looks import RunLooks
 
 SLOW_LINE = Path(__file__).with_name("slow_line.py")
 
@@ -99,13 +103,13 @@ def test_what_is_typed_before_the_plan_is_seen_confirms_nothing(place: Place) ->
         tmux.until_shown("small/main")
         tmux.held.touch()
         tmux.at_once("k", *"fan", "Enter", "y", "k", "y")
-        tmux.until_drawn("to carry it out")
-        assert "carry" not in tmux.shown(), "the line holds it back"
+        tmux.until_drawn("to do it")
+        assert "to do it" not in tmux.shown(), "the line holds it back"
         tmux.press("y", "Enter", "y")
         tmux.held.unlink()
-        plan = tmux.until_shown("to carry it out")
+        plan = tmux.until_shown("to do it")
         assert not switch.exists() and len(entries(place, "kill-switch-set")) == before
-        [keys] = re.findall(r"Type (y\d\d) to carry it out", plan)
+        [keys] = re.findall(r"Type (y\d\d) to do it", plan)
         tmux.press(*keys, *keys)
         until(switch.exists)
         tmux.until_shown("kill switch set")
@@ -175,6 +179,57 @@ def test_a_folder_that_does_not_answer_holds_up_no_key_and_loses_none(
     *_, plan, done = typed.typed
     assert plan == f"kill --dry-run --reason {REASON}"
     assert done.startswith("kill --reason its fan"), "carried out once"
+
+
+@needs_textual
+def test_of_fifty_runs_one_whose_file_system_hangs_holds_up_no_key_and_no_other_run(
+    place: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`r08` does not answer at all, and a look at `r10` lasts."""
+    over, asked = threading.Event(), os.statvfs
+    monkeypatch.setattr(deadline, "PROBE_SECONDS", 0.5)
+    for number in range(50):
+        (tmp_path / f"r{number:02}" / "state" / "submissions").mkdir(parents=True)
+
+    def statvfs(folder: Path) -> Any:
+        if folder.name == "r08":
+            over.wait(600)
+        return asked(folder)
+
+    def look(self: RunLooks, folder: Path, *_: Any) -> Any:
+        if folder.name == "r10":
+            over.wait(600)
+        raise Refusal("it was looked at")
+
+    monkeypatch.setattr(os, "statvfs", statvfs)
+    monkeypatch.setattr(RunLooks, "look", look)
+
+    async def keys() -> None:
+        from tr11ops.top.app import TopApp
+
+        app = TopApp(RunLooks((tmp_path,), "local"), 3600.0)
+        async with app.run_test(size=(80, 24)) as pilot:
+            while "it was looked at" not in {row[-1] for row in shown(app)}:
+                await pilot.pause(0.05)
+            assert len(shown(app)) == 50 and not over.is_set(), "the others wait for none of them"
+            await pilot.press("down", "down")
+            assert app._chosen().key == str(tmp_path / "r02")
+            await pilot.press("slash", *"r3", "enter")
+            assert [row[0] for row in shown(app)] == [f"r3{number}" for number in range(10)]
+            run = app._chosen().key
+            await pilot.press("k", *"fan")
+            assert app.screen.key == run and "because: fan_" in text(app)
+            await pilot.press("escape", "escape")
+            over.set()
+            await settled(app, pilot)
+            whys = {row.key: row.more for row in app._shown.rows}
+            assert "r08 does not answer" in whys.pop(str(tmp_path / "r08"))
+            assert set(whys.values()) == {"it was looked at"}
+
+    try:
+        asyncio.run(keys())
+    finally:
+        over.set()
 
 
 @needs_textual
