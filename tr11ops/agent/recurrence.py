@@ -242,13 +242,11 @@ def of_software(found: Attribution, last: NodeFault, others: Sequence[NodeFault]
 
     Its suspects are the nodes on which it showed itself this time; none is blamed.
     """
-    names = [*(node for one in others for node in one.nodes), *last.nodes]
-    if last.reached is None:
-        where = "before its first iteration"
-    else:
+    where = "before its first iteration"
+    if last.reached is not None:
         where = f"after iteration {last.reached}"
-    places = " and ".join(names)
-    summary = f"the same fault came back {where} on {places}"
+    places = " and ".join(node for one in others for node in one.nodes)
+    summary = f"{where} again, as on {places}: {found.summary}"
     said = (*(f"{one.place}: {one.summary}" for one in others), *found.evidence)
     return _no_nodes(found, summary, said, suspects=last.nodes)
 
@@ -260,7 +258,7 @@ def _no_nodes(
     return replace(
         found,
         kind=Kind.SOFTWARE,
-        summary=f"{SOFTWARE_OR_DATA}: {summary}: {found.summary}",
+        summary=f"{SOFTWARE_OR_DATA}: {summary}",
         confidence=SURE,
         blamed=(),
         avoided=(),
@@ -364,7 +362,8 @@ def of_trial(
         f"it ran on {', '.join(nodes)}",
         *(line for one in left_out for line in one.evidence[:1]),
     )
-    return _no_nodes(found, f"the same fault came back without {names}", said)
+    summary = f"the same fault came back without {names}: {found.summary}"
+    return _no_nodes(found, summary, said)
 
 
 class Repetition(Record):

@@ -318,17 +318,33 @@ def command_lines(command: str, width: int) -> list[str]:
     return [*lines, line]
 
 
+# a command in backquotes, or what a command has in quotes
+_TYPED = re.compile(r"`[^`\n]+`|(?<=[ =])'[^'\n]*'")
+_KEPT = "\ue000"  # in place of a space at which no line ends
+
+
 def wrapped(
-    text: str, indent: str = "", further: str | None = None, width: int = WIDTH
+    text: str,
+    indent: str = "",
+    further: str | None = None,
+    width: int = WIDTH,
+    most: int | None = None,
 ) -> list[str]:
-    """The text in lines that fit, broken between words; `further` is the indent of all but the
-    first.
+    """The text in lines that fit, `most` of them, broken between words, and never inside a command
+    that it tells to type; `further` is the indent of all but the first.
     """
-    return textwrap.wrap(
-        text,
+    lines = textwrap.wrap(
+        _TYPED.sub(_kept, text),
         width,
         initial_indent=indent,
         subsequent_indent=(indent and f"{indent}  ") if further is None else further,
         break_long_words=False,
         break_on_hyphens=False,
-    ) or [""]
+        max_lines=most,
+        placeholder=" ...",
+    )
+    return [line.replace(_KEPT, " ") for line in lines] or [""]
+
+
+def _kept(typed: re.Match[str]) -> str:
+    return typed[0].replace(" ", _KEPT)

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Literal
 
 from tr11ops.base.errors import StopAsked
+from tr11ops.base.units import first_few
 from tr11ops.rundir.checkpoint_digests import DigestRecord, digest_of
 from tr11ops.rundir.checkpoint_scan import SavedCheckpoint
 from tr11ops.rundir.copies import identity_of
@@ -79,11 +80,10 @@ class ValuesFound(Record):
             return f"numbers could not be looked at: {self.fault}"
         if not self.not_finite:
             return f"numbers finite, {self.tensors} tensors"
-        named = ", ".join(f"{name} ({part})" for part, name in self.not_finite[:SHOWN])
-        more = ""
-        if len(self.not_finite) > SHOWN:
-            more = f" and {len(self.not_finite) - SHOWN} more"
-        return f"NaN or infinity in {named}{more}: no training goes on well from it; go back to an older one"
+        named = first_few((f"{name} ({part})" for part, name in self.not_finite), SHOWN)
+        return (
+            f"NaN or infinity in {named}: no training goes on well from it; go back to an older one"
+        )
 
     def to_json(self) -> JsonObject:
         return {

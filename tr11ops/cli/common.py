@@ -8,7 +8,6 @@ import os
 import re
 import shutil
 import sys
-import textwrap
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TextIO, TypeVar
@@ -18,7 +17,7 @@ import typer
 from tr11ops.base.deadline import NOT_WITHIN
 from tr11ops.base.errors import Late, Refusal, Unobserved, WrongUsage
 from tr11ops.base.invocation import for_this_card
-from tr11ops.base.units import MINUTE, plain, shows_unicode, span_seconds, timestamp
+from tr11ops.base.units import MINUTE, plain, shows_unicode, span_seconds, timestamp, wrapped
 from tr11ops.cli import completion
 from tr11ops.observe.readers import CLUSTERS, check_scheduler_word
 from tr11ops.rundir.paths import RunDirectory
@@ -305,9 +304,7 @@ def hanging(text: str, indent: int, stream: TextIO | None = None, piped: int | N
         width = max(NARROWEST, shutil.get_terminal_size((USUAL, 24)).columns)
     if width is None:
         return text
-    return f"\n{' ' * indent}".join(
-        textwrap.wrap(text, width - indent, break_long_words=False, break_on_hyphens=False)
-    )
+    return f"\n{' ' * indent}".join(wrapped(text, width=width - indent))
 
 
 def draws_unicode() -> bool:
@@ -370,5 +367,5 @@ def show(made: Table, width: int = 200) -> None:
         style = "" if number else made.header_style
         console.print("  ".join(cells).rstrip(), style=style, markup=False, highlight=False)
         if number:
-            for line in textwrap.wrap(row[-1], console.width - 4, break_on_hyphens=False):
+            for line in wrapped(row[-1], width=console.width - 4):
                 console.print(f"    {line}", markup=False, highlight=False)

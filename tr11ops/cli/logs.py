@@ -25,6 +25,7 @@ from tr11ops.base.errors import (
     Unobserved,
     WrongUsage,
 )
+from tr11ops.base.units import first_few
 from tr11ops.base.units import since as moment_of
 from tr11ops.cli import completion
 from tr11ops.cli.common import EndpointOption, SinceOption, VariantOption, is_terminal, say
@@ -295,10 +296,8 @@ def _what_is_there(repo: HubRepo, token: str | None, path: str) -> str:
     if facts is None:
         return ""
     texts = [name for name in facts.files if name.endswith((".txt", ".log", ".out"))]
-    shown = ", ".join(texts[:SHOWN_FILES]) + (
-        f" and {len(texts) - SHOWN_FILES} more" if len(texts) > SHOWN_FILES else ""
-    )
-    return f"there is no {path} in it; it has {shown or 'no logs'} (OWNER/NAME/PATH shows one)"
+    shown = first_few(texts, SHOWN_FILES) or "no logs"
+    return f"there is no {path} in it; it has {shown} (OWNER/NAME/PATH shows one)"
 
 
 # ----------------------------------------------------------------------------- the commands

@@ -293,11 +293,11 @@ def way_on(run: StopContext, view: StopView) -> str:
             f"nothing is left to train; `{run.command('launch --repair')}` cancels what is queued"
         )
     if view.unmounted:
-        return f"to let it go on: mount {run.directory.root}, then type {run.command('resume')}"
+        return f"to let it go on: mount {run.directory.root}, then type `{run.command('resume')}`"
     more = ""
     if not (view.queued or view.unread or view.read_error):
-        more = f", then {run.launch()}, for nothing is queued"
-    return f"to let it go on: {run.command('resume')}{more}"
+        more = f", then `{run.launch()}`, for nothing is queued"
+    return f"to let it go on: `{run.command('resume')}`{more}"
 
 
 def hold_queued(run: StopContext, view: StopView, why: str, has_file: bool) -> tuple[str, ...]:

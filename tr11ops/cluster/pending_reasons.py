@@ -277,6 +277,14 @@ def is_held(job: Job) -> bool:
     return reason_of_job(job).held_by is not None
 
 
+def held_words(job: Job) -> str:
+    """Of a job that is held, in plain words: `2 tasks of job 11 are held`."""
+    tasks = len(job.pending_tasks)
+    if tasks > 1:
+        return f"{counted(tasks, 'task')} of job {job.array_id} are held"
+    return f"job {job.job_id} is held"
+
+
 _FEATURES = re.compile(r"[\w.:-]+(&[\w.:-]+)*|[\w.:-]+(\|[\w.:-]+)*")
 
 

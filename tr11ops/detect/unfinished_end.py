@@ -20,7 +20,7 @@ from tr11ops.observe.liveness import hidden_life, liveness_outside
 from tr11ops.observe.observations import TRAINING_PHASES, LaunchEnd
 from tr11ops.observe.snapshot import Attempt, Snapshot
 from tr11ops.rundir.exclusion import family
-from trainer.contract.attempt import BAD_REASONS
+from trainer.contract.attempt import BAD_REASONS, NO_MARKER
 
 # classes of faults that a sample of the data may bring about
 MAYBE_DATA = frozenset({"software", "unknown"})
@@ -236,8 +236,8 @@ def how_it_ended(attempt: Attempt, job: Job | None, told: str = "") -> str:
     if job is not None:
         said.append(f"the scheduler says {job.end_words}")
     if not said:
-        return "no end marker"
-    return f"no end marker: {'; '.join(said)}"
+        return NO_MARKER
+    return f"{NO_MARKER}: {'; '.join(said)}"
 
 
 def _finding(

@@ -1,12 +1,11 @@
-"""A diagnosis for people, in 80 columns. Pure."""
+"""A diagnosis for people, in 80 columns but for long paths. Pure."""
 
 from __future__ import annotations
 
-import textwrap
 from collections.abc import Iterator, Sequence
 from pathlib import PurePath
 
-from tr11ops.base.units import first_few, timestamp
+from tr11ops.base.units import first_few, timestamp, wrapped
 from tr11ops.diagnose.answers import Accused, Culprit
 from tr11ops.diagnose.diagnosis import Diagnosis, NowState, QuotedLine, RunNow
 from tr11ops.diagnose.places import worker_of
@@ -47,10 +46,9 @@ def lines(found: Diagnosis) -> Iterator[str]:
     """The screen, line by line."""
     yield from _row("verdict", f"{found.fault}: {_head(found)} (confidence {found.confidence:.2f})")
     root = found.root_cause
+    node = _blamed(found)
     if root is not None and root.node and not root.is_guess:
         node = root.node
-    else:
-        node = _blamed(found)
     yield from _row("to blame", _blame(found))
     yield from _row("restart", _restart(found), most=6)
     yield from _row("what to do", _what_to_do(found, node), most=8)
@@ -61,7 +59,8 @@ def lines(found: Diagnosis) -> Iterator[str]:
         yield from _row("", root.text)
         where = _place(root)
         if where:
-            yield from _row("where", where)
+            is_blamed = found.accused.kind is not Culprit.NO_ONE
+            yield from _row("where" if is_blamed else "seen on", where)
     yield from _row("why", found.explanation, most=8)
     yield from _quoted("evidence", found.evidence)
     if found.last_signs:
@@ -237,9 +236,8 @@ def _blame(found: Diagnosis) -> str:
         who += ", slow"
     elif accused.nodes and not accused.is_proved:
         who += ", only suspected"
-    if found.conclusion is None:
-        kind = ""
-    else:
+    kind = ""
+    if found.conclusion is not None:
         kind = f"{found.conclusion.found.kind}, "
     return f"{who} ({kind}confidence {accused.confidence:.2f})"
 
@@ -291,9 +289,5 @@ def _file(path: str) -> str:
 
 def _row(label: str, text: str, most: int = 4) -> Iterator[str]:
     """A label and its text, folded."""
-    wide = WIDTH - LABEL - 2
-    parts = textwrap.wrap(
-        text, wide, break_on_hyphens=False, max_lines=most, placeholder=" ..."
-    ) or [""]
-    for number, part in enumerate(parts):
+    for number, part in enumerate(wrapped(text, width=WIDTH - LABEL - 2, most=most)):
         yield f"{label if number == 0 else '':>{LABEL}}  {part}".rstrip()

@@ -4,11 +4,10 @@ Pure.
 
 from __future__ import annotations
 
-import textwrap
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from datetime import UTC
 
-from tr11ops.base.units import plain, timestamp
+from tr11ops.base.units import plain, timestamp, wrapped
 from tr11ops.cluster.arrays import compress
 from tr11ops.cluster.base import Job, Node
 from tr11ops.rundir.exclusion import Exclusion, kept_off
@@ -100,7 +99,7 @@ def _request(run: str, excluded: Collection[str], others: Collection[str]) -> li
     sentences.append("Nothing was drained: that is yours to decide.")
     text = " ".join(sentences)
     text = text[0].lower() + text[1:]  # it follows "Hello,"
-    return textwrap.wrap(text, NOTE_WIDTH, break_long_words=False, break_on_hyphens=False)
+    return wrapped(text, width=NOTE_WIDTH)
 
 
 def _pronoun(count: int) -> str:

@@ -100,10 +100,10 @@ def answer(
         return SleepAnswer(True, f"{DONE}{lesser}")
     if verdict.word.is_stop:
         needs = tuple(needs_to_go_on(snapshot, findings, NEEDS[STOPPED]))
-        said = f"It is {verdict.word}: {NEEDS[STOPPED]}"
+        said = "It goes on once it is resumed"
         slow = "; ".join(need.text for need in needs if need.kind == SLOW_NODE)
         if slow:
-            said += f"; found apart from that: {slow}"
+            said += f"; besides, {slow}"
         return SleepAnswer(False, said, needs)
     return _going_on(snapshot, extra, lesser)
 

@@ -265,10 +265,9 @@ def _end(end: Finish, verdict: VerdictWord, screen: Screen) -> str:
         timestamp(moment, screen.zone, DAY if far else NEAR)
         for moment in (end.earliest, end.likely)
     )
+    when = f"{first} to {last}"
     if first == last:
         when = first
-    else:
-        when = f"{first} to {last}"
     days = ""
     if far:
         days = (

@@ -10,7 +10,16 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from operator import attrgetter
 from typing import TYPE_CHECKING
 
-from tr11ops.base.units import capitalized, command_lines, counted, duration, plain, timestamp
+from tr11ops.base.units import (
+    capitalized,
+    command_lines,
+    counted,
+    duration,
+    first_few,
+    plain,
+    timestamp,
+    wrapped,
+)
 from tr11ops.detect.detector import Severity
 from tr11ops.observe.observations import CopyStatus
 from tr11ops.rundir.disk_usage import KINDS, Kind
@@ -92,9 +101,8 @@ def _incidents(incidents: tuple[ShownIncident, ...], room: int, lines: Lines) ->
         last = index == len(incidents) - 1
         left = room - _sum(rows, lines) - (0 if last else 1)
         whole, short = incident_rows(incident), incident_rows(incident, with_evidence=False)
-        if last:
-            later = 0
-        else:
+        later = 0
+        if not last:
             later = _sum(incident_rows(incidents[index + 1], with_evidence=False), lines)
         chosen = whole if _sum(whole, lines) + later <= left else short
         if index and _sum(chosen, lines) > left:
@@ -208,9 +216,8 @@ def render(status: Status, screen: Screen) -> RenderableType:
     def lines(row: Row) -> int:
         return max(1, _height(_words_of(row, screen), screen.content_width))
 
-    if screen.height is None:
-        room = None
-    else:
+    room = None
+    if screen.height is not None:
         room = max(1, screen.height - top - sum(map(lines, needs)))
     incidents = rows.incidents_of(tuple(rows.referring(one, said) for one in status.findings))
     unknown = list(rows.unknown_rows(status))
@@ -270,9 +277,9 @@ def _words_of(row: Row, screen: Screen) -> Text:
 
     _, words, style = row
     if style != "bold":
-        return line(shortened(words, LONGEST), screen, style)
-    parts = [words]
-    if words.startswith("tr11 "):
+        words = shortened(words, LONGEST)
+    parts = wrapped(words, width=screen.content_width)
+    if style == "bold" and words.startswith("tr11 "):
         parts = command_lines(words, screen.content_width)
     return Text("\n").join(line(part, screen, style) for part in parts)
 
@@ -320,8 +327,10 @@ def node_rows(status: Status) -> Iterator[Row]:
         parts.append("excluded: unknown")
     elif not count:
         parts.append("none excluded")
+    elif excluded:
+        parts.append(f"{count} excluded: {first_few(map(_shown, excluded), NODES_SHOWN)}")
     else:
-        parts.append(f"{count} excluded" + (f": {_named(excluded)}" if excluded else ""))
+        parts.append(f"{count} excluded")
     style = ""
     slow = status.slow_nodes
     if not status.bad_nodes or (slow is not None and slow.nodes):
@@ -346,13 +355,6 @@ def node_rows(status: Status) -> Iterator[Row]:
         yield "", f"and {len(leaving) - NODES_SHOWN} more", "yellow"
 
 
-def _named(excluded: Sequence[Exclusion]) -> str:
-    named = ", ".join(map(_shown, excluded[:NODES_SHOWN]))
-    return named + (
-        f" and {len(excluded) - NODES_SHOWN} more" if len(excluded) > NODES_SHOWN else ""
-    )
-
-
 # ----------------------------------------------------------------------------- copies
 def copy_rows(status: Status) -> Iterator[Row]:
     """The newest backup, what lacks a copy, who copies now, the last restore and the last sync, as
@@ -362,10 +364,9 @@ def copy_rows(status: Status) -> Iterator[Row]:
     if not wanted:
         return
     made = {"backup": status.backup, SYNC: status.sync}
+    parts: list[str] = []
     if "backup" in wanted:
-        parts = [*_backup(status)]
-    else:
-        parts = []
+        parts += _backup(status)
     if SYNC in wanted:
         parts.append(f"sync {_copy(status, SYNC, status.sync)}")
     style = ""
@@ -377,10 +378,9 @@ def copy_rows(status: Status) -> Iterator[Row]:
         style = "yellow"
     yield "copies", "; ".join(parts), style
     for work in status.copying or ():
+        what = f"copies to the {work.to}"
         if work.to == SYNC:
             what = "mirrors the logs to the hub"
-        else:
-            what = f"copies to the {work.to}"
         step = ""
         if work.step is not None:
             step = f" (step {work.step})"
@@ -410,9 +410,8 @@ def _copy(status: Status, what: str, copy: CopyStatus | None) -> str:
         if status.reason_unknown(what) is None:
             return "never yet"
         return "unknown"
-    if copy.step is None:
-        step = ""
-    else:
+    step = ""
+    if copy.step is not None:
         step = f"of step {copy.step} "
     fault = ""
     if copy.message:
@@ -426,13 +425,9 @@ def filesystem_rows(status: Status) -> Iterator[Row]:
     fullest = _fullest(status.filesystems or ())
     if fullest is not None:
         shown, kind, percent = fullest
-        if shown.full_at is None:
-            left = None
-        else:
-            left = shown.full_at - status.time
         when = ""
-        if left is not None and left < FAR_SECONDS:
-            when = f", full in {duration(left)}"
+        if shown.full_at is not None and shown.full_at - status.time < FAR_SECONDS:
+            when = f", full in {duration(shown.full_at - status.time)}"
         count = len(status.filesystems or ())
         of = ""
         if count > 1:
@@ -534,7 +529,7 @@ def _open_alerts(status: Status) -> Iterator[Row]:
     for index, alert in enumerate(seen[:ALERTS_SHOWN]):
         who = alert.care.words(status.on_call, status.time)
         if not (alert.holder or alert.clear_looks):
-            who += f": {status.command(f'alerts ack {alert.fingerprint}')}"
+            who += f": `{status.command(f'alerts ack {alert.fingerprint}')}`"
         style = "red" if alert.severity is Severity.CRITICAL else "yellow"
         told = f" ({duration(status.age(alert.start))}); {who}"
         # who has it is not what a long title leaves out

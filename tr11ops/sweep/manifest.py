@@ -17,6 +17,7 @@ from pathlib import Path
 from msgspec.structs import replace
 
 from tr11ops.base.errors import SweepError
+from tr11ops.base.units import first_few
 from tr11ops.rundir.journal import user_name
 from tr11ops.rundir.versioned import VersionedFile
 from tr11ops.sweep.plan import SweepPlan
@@ -236,10 +237,9 @@ def find_study(word: Path, places: Iterable[Path]) -> Path:
     if len(named) == 1:
         return named[0]
     if named:
-        raise SweepError(
-            f"{word}: {len(named)} studies have this name: name a folder, {_listed(named)}"
-        )
-    known = _listed(f"{manifest.name} ({folder})" for folder, manifest in found)
+        shown = first_few(named, MOST_SHOWN)
+        raise SweepError(f"{word}: {len(named)} studies have this name: name a folder, {shown}")
+    known = first_few((f"{one.name} ({folder})" for folder, one in found), MOST_SHOWN)
     if found:
         there = f"here are: {known}"
     else:
@@ -259,11 +259,3 @@ def studies_in(places: Iterable[Path]) -> Iterator[tuple[Path, SweepManifest]]:
                 continue
             if manifest is not None:
                 yield path.parent, manifest
-
-
-def _listed(names: Iterable[object]) -> str:
-    words = [str(name) for name in names]
-    more = ""
-    if len(words) > MOST_SHOWN:
-        more = f" and {len(words) - MOST_SHOWN} more"
-    return ", ".join(words[:MOST_SHOWN]) + more

@@ -13,7 +13,13 @@ from msgspec.structs import replace
 from tr11ops.base.observed import Unknown, known
 from tr11ops.base.units import counted, duration
 from tr11ops.cluster.base import Job, JobState
-from tr11ops.cluster.pending_reasons import Cause, JobReason, Wait, reason_of_job
+from tr11ops.cluster.pending_reasons import (
+    Cause,
+    JobReason,
+    Wait,
+    held_words,
+    reason_of_job,
+)
 from tr11ops.detect.detector import (
     STANDS_STILL,
     Finding,
@@ -115,7 +121,7 @@ def _with_what_costs_time(
         said = [f"{first.title} ({first.evidence[0]})"]
     if speed is not None and speed.is_slow:
         said.append(f"the training runs at {speed.percent:.0f} % of its best")
-    return Verdict(VerdictWord.SLOW, "; ".join((*said, verdict.why)))
+    return Verdict(VerdictWord.SLOW, "; ".join(said))
 
 
 def with_severity_of(verdict: Verdict, findings: tuple[Finding, ...]) -> tuple[Finding, ...]:
@@ -417,11 +423,8 @@ def _of_pending(snapshot: Snapshot, pending: tuple[Job, ...]) -> Verdict:
             VerdictWord.UNKNOWN, f"nothing runs now; {fate}; finished, stopped or waiting? {hidden}"
         )
     if not waiting:
-        waits = "; ".join(
-            f"job {job.job_id} waits for a person ({misplaced(snapshot, job) or _why(job)})"
-            for job in _first(pending)[:2]
-        )
-        return Verdict(VerdictWord.DOWN, waits)
+        waits = [_waits_for_a_person(snapshot, job) for job in _first(pending)[:2]]
+        return Verdict(VerdictWord.DOWN, "; ".join(waits))
     marker = derived.last_marker(snapshot)
     older = marker is not None and all((job.submit_time or 0.0) < marker.time for job in waiting)
     if marker is not None and marker.reason == "refused" and older:
@@ -461,6 +464,13 @@ def _expected_start(job: Job, now: float) -> str:
     if job.start_time is None or job.start_time - now < FAR_START_SECONDS:
         return ""
     return f", expected to start in {duration(job.start_time - now)}"
+
+
+def _waits_for_a_person(snapshot: Snapshot, job: Job) -> str:
+    lacks = misplaced(snapshot, job)
+    if job.reason.startswith("JobHeld") and not lacks:
+        return held_words(job)
+    return f"job {job.job_id} waits for a person ({lacks or _why(job)})"
 
 
 def _first(pending: tuple[Job, ...]) -> list[Job]:

@@ -196,6 +196,7 @@ END_REASONS = {
 }
 # after these something must be repaired, or looked at
 BAD_REASONS = frozenset({"error", "refused", "unexplained"})
+NO_MARKER = "ended without an end marker"  # how an attempt ended that left none
 
 
 # What the trainer's process returns, and the batch script. After 2 and 3 no other task may start

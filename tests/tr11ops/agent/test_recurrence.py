@@ -140,7 +140,7 @@ def test_the_conclusion_says_where_and_blames_no_one():
         LAST.fault,
     )
     assert told.summary == (
-        "software or data, not the nodes: the same fault came back after iteration 7 on x2 and x5: "
+        "software or data, not the nodes: after iteration 7 again, as on x2: "
         "rank 3 on x5: ended by SIGSEGV"
     )
     assert told.evidence == ("attempt 11, launch 1: rank 3 on x2: ended by SIGSEGV", "srun: x5")

@@ -148,7 +148,7 @@ def test_kill_release_lets_what_was_held_start_again(bench: LocalBench) -> None:
     killed = tr11(bench, "kill", "--yes")
     assert (
         held(bench) == ["2_[1-3%1]"]
-        and f"to let it go on: tr11 resume --run {bench.card}" in killed.err
+        and f"to let it go on: `tr11 resume --run {bench.card}`" in killed.err
     )
     done = tr11(bench, "kill", "--release", "--yes", "--json")
     assert (done.code, done.json["action"], done.json["released"], done.json["missing"]) == (
@@ -260,7 +260,7 @@ def save_with_rate(folder: Path, rate: float) -> None:
 def test_pause_too_is_released_by_either_command(bench: LocalBench) -> None:
     bench.block()
     bench.launch("--array", "1-3")
-    assert f"to let it go on: tr11 resume --run {bench.card}" in tr11(bench, "pause", "--yes").err
+    assert f"to let it go on: `tr11 resume --run {bench.card}`" in tr11(bench, "pause", "--yes").err
     assert tr11(bench, "kill", "--release", "--yes").code == 0
     assert held(bench) == [] and not run_directory(bench).paths.pause.exists()
 

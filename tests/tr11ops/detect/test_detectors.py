@@ -99,7 +99,7 @@ def test_the_first_cause_is_quoted() -> None:
     )
     assert finding.title == "attempt 1000_7 failed: rank 12 on n02: RuntimeError: NCCL"
     assert finding.evidence == (
-        "1000_7: no end marker: the scheduler says FAILED, a step of it was ended by SIGABRT (exit code 134)",
+        "1000_7: ended without an end marker: the scheduler says FAILED, a step of it was ended by SIGABRT (exit code 134)",
     )
 
 

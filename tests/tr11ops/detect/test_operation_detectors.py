@@ -651,7 +651,7 @@ def test_an_end_that_slurm_has_forgotten_is_told_from_its_log() -> None:
         found for found in registry.detect_all(seen) if found.detector == "unfinished-end"
     ]
     assert finding.evidence == (
-        "1000_7: no end marker: the scheduler says NODE_FAIL, a step of it was ended by SIGABRT (exit code 134)",
+        "1000_7: ended without an end marker: the scheduler says NODE_FAIL, a step of it was ended by SIGABRT (exit code 134)",
     )
     wordy = replace(seen, jobs=(replace(gone, derived_exit_code=None, exit_code=None),))
     assert [

@@ -544,4 +544,7 @@ def test_a_stopped_run_says_once_why_it_ended() -> None:
     Console(width=80, file=drawn).print(render(status, Screen(80, unicode=False)))
     shown = " ".join(drawn.getvalue().split())
     assert shown.count(why) == 1, shown
-    assert "attempt 1000_7 failed: see above" in shown and "1000_7 no end marker, 1 h" in shown
+    assert (
+        "attempt 1000_7 failed: see above" in shown
+        and "1000_7 ended without an end marker, 1 h" in shown
+    )

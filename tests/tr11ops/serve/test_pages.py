@@ -130,10 +130,10 @@ def test_only_what_makes_sense_is_offered_and_the_slow_node_is_filled_in() -> No
 def test_a_cause_is_said_once_on_the_first_screens_of_a_run() -> None:
     cause = "rank 1 on n13: the program ended by SIGSEGV"
     title = f"attempt 7 failed: {cause}"
-    ended = {"id": "7", "how": f"no end marker: {cause}"}
+    ended = {"id": "7", "how": f"ended without an end marker: {cause}"}
     fault = {
         "detector": "unfinished-end", "severity": "critical", "title": title, "fingerprint": "aa",
-        "evidence": [f"7, 2 min ago: no end marker: {cause}"], "fix": "tr11 rollback 50",
+        "evidence": [f"7, 2 min ago: ended without an end marker: {cause}"], "fix": "tr11 rollback 50",
     }  # fmt: skip
     alert = {"fingerprint": "aa", "severity": "critical", "title": title}
     slow = {"node": "n13", "iteration": 5, "is_slow": True, "ranks": 1}
@@ -152,7 +152,10 @@ def test_a_cause_is_said_once_on_the_first_screens_of_a_run() -> None:
     assert first.count("SIGSEGV") == 1 and "Slow: n13" not in first and "tr11 rollback 50" in first
     full = "the disk is full"
     other = page(why=full, findings=[{**fault, "title": full, "evidence": []}], alerts=[])
-    assert "Last end : Attempt 7: no end marker: rank 1" in other and "The disk is full" in other
+    assert (
+        "Last end : Attempt 7: ended without an end marker: rank 1" in other
+        and "The disk is full" in other
+    )
     several = page(alerts=[alert, {**alert, "title": "another"}])
     assert "Attempt 7 failed" in several.partition("Alerts")[2], "which alert is which"
 

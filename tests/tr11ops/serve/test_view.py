@@ -145,7 +145,7 @@ def test_an_end_is_told_once() -> None:
         told["findings"] = [{"title": "it failed", "evidence": list(evidence)}]
         return view_of(News("k", Path("k"), document=told), 0.0).ended_line
 
-    how = "no end marker: rank 1 was ended by SIGSEGV"
+    how = "ended without an end marker: rank 1 was ended by SIGSEGV"
     assert line(how, "nothing runs") == f"Attempt 7: {how}."
     assert line(how, "nothing runs", f"7, 2 min ago: {how}") == "", "a finding quotes it"
     assert line(how, "attempt 7 failed: rank 1 was ended by SIGSEGV; job 8 waits") == ""

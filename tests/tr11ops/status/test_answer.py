@@ -65,7 +65,7 @@ from tr11ops.watchdog.verdict import MOVING, Verdict, VerdictWord, judge
             (),
             (),
             False,
-            "nothing trains until it is resumed",
+            "It goes on once it is resumed",
         ),
         (Verdict(VerdictWord.FINISHED, "all is done"), (), (), True, "Nothing is left to train"),
         (Verdict(VerdictWord.UNKNOWN, "no one answers"), (FAULT,), (), None, "cannot be told"),
@@ -89,10 +89,7 @@ def test_what_is_found_is_not_told_as_what_stopped_it() -> None:
     assert slow.costs_time
     for word in (VerdictWord.STOPPING, VerdictWord.STOPPED):
         found = answer(idle(), (slow,), Verdict(word, "the kill switch was set by ana"))
-        assert found.text == (
-            f"It is {word}: nothing trains until it is resumed; "
-            "found apart from that: n07 holds the others back"
-        )
+        assert found.text == ("It goes on once it is resumed; besides, n07 holds the others back")
         assert [need.kind for need in found.needs][:2] == ["node", "resume"], "in this order"
 
 
@@ -230,8 +227,7 @@ SAID_BESIDE = {
     0: {
         "You may sleep",
         "Nothing is left to train",
-        "It is stopping",
-        "It is stopped",
+        "It goes on once it is resumed",
         FIRST,
         UNKNOWN,
     },  # unknown: who would be told

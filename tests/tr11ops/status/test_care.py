@@ -345,7 +345,7 @@ def test_every_open_alert_says_who_has_it() -> None:
     told = [
         text for _, text, _ in alert_rows(shown(snapshot(), ExtraObservations(seen, on_call=ana)))
     ]
-    command = f"tr11 alerts ack {seen[0].fingerprint}"
+    command = f"`tr11 alerts ack {seen[0].fingerprint}`"
     untaken = "(1 h 00 min); no one has taken it; ana@example.org is on call: "
     assert told[0].endswith(untaken + command)
     assert [text.rpartition("; ")[2] for text in told[1:4]] == [
@@ -365,7 +365,7 @@ def test_a_long_title_leaves_who_has_it_whole() -> None:
     )
     seen = ExtraObservations((alert(title=title),))
     ((_, text, _),) = alert_rows(shown(snapshot(), seen))
-    assert "; no one has taken it: tr11 alerts ack " in text and len(text) <= LONGEST
+    assert "; no one has taken it: `tr11 alerts ack " in text and len(text) <= LONGEST
 
 
 def test_who_has_an_alert_is_said_alike_of_an_alert_and_of_a_document() -> None:

@@ -552,7 +552,7 @@ def test_an_attempt_is_judged_in_the_document() -> None:
     told = document(snapshot(attempts=attempts))["last_attempts"]
     assert isinstance(told, list)
     assert [(entry["how"], entry["is_bad"]) for entry in told] == [
-        (None, False), ("no end marker: rank 3: NCCL error", True), ("exit-duration", False),
+        (None, False), ("ended without an end marker: rank 3: NCCL error", True), ("exit-duration", False),
     ]  # fmt: skip
 
 

@@ -297,7 +297,12 @@ TABLE: list[tuple[str, Snapshot, VerdictWord, str]] = [
         VerdictWord.QUEUED,
         "job 1000_[8-10%1] (3 tasks) waits: JobArrayTaskLimit",
     ),
-    ("held", idle(jobs=(pending(reason="JobHeldUser"),)), VerdictWord.DOWN, "JobHeldUser"),
+    (
+        "held",
+        idle(jobs=(pending(reason="JobHeldUser"),)),
+        VerdictWord.DOWN,
+        "3 tasks of job 1000 are held",
+    ),
     (
         "dead chain",
         idle(jobs=(pending(reason="DependencyNeverSatisfied"),)),

@@ -14,7 +14,7 @@ from tr11ops.report.page import Cell, Column, ReportSection, table
 from tr11ops.report.sections.formats import ROWS_SHOWN, moment
 from tr11ops.rundir.attempts import version_words
 from tr11ops.rundir.journal_lines import lines_of
-from trainer.contract.attempt import BAD_REASONS, EndMarker
+from trainer.contract.attempt import BAD_REASONS, NO_MARKER, EndMarker
 from trainer.contract.units import shortened
 
 ENDINGS = {
@@ -154,7 +154,7 @@ def _ending(attempt: AttemptHistory) -> Cell:
     if verdict is not None and not isinstance(verdict, Unknown):
         message = verdict.message
     else:
-        message = "no end marker"
+        message = NO_MARKER
     return Cell(message, "critical")
 
 
