@@ -57,9 +57,8 @@ def is_absurd(said: str) -> bool:
         return True
     if wanted is None:
         return False
-    if capacity is None:
-        room = 80.0
-    else:
+    room = 80.0
+    if capacity is not None:
         room = _gib(*(group for group in capacity.groups() if group))
     return _gib(*wanted.groups()) > ABSURD * room
 

@@ -45,9 +45,8 @@ def error_file_lines(content: bytes) -> bytes | None:
     lines = text.splitlines()
     if not lines or not lines[-1].endswith(last.splitlines()[-1] if last.strip() else ""):
         lines.append(last)
-    if moment is None:
-        before = ""
-    else:
+    before = ""
+    if moment is not None:
         before = f"[{moment:%Y-%m-%d %H:%M:%S}] "
     return "".join(f"{before}{line}\n" for line in lines).encode()
 

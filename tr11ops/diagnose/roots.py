@@ -109,9 +109,8 @@ def root_of(found: Candidates) -> Sighting | None:
         and _is_first(told, [*failed, *found.symptoms, *found.summaries])
     ):
         return replace(told, signature=replace(told.signature, **_CANCELLED))
-    if stop is None:
-        begun = None
-    else:
+    begun = None
+    if stop is not None:
         begun = earlier(earlier(stop, told), _notice_of(stop, found))
     if stop is not None and stop.signature.fault in ORDERED_ENDS and not clear:
         lost = None  # peers that are gone when the time is up are gone because of it

@@ -452,9 +452,8 @@ def _node_progress(node: NodeProgress, status: Status) -> dict[str, Any]:
 
 
 def _next_checkpoint(save: NextCheckpoint, status: Status) -> dict[str, Any]:
-    if save.seconds is None:
-        due = None
-    else:
+    due = None
+    if save.seconds is not None:
         due = iso_time(status.time + save.seconds)
     return {**_fields(save, status), "due": due}
 

@@ -109,10 +109,9 @@ def _alerts_open(status: Status) -> Samples | None:
 
 
 def _is(alert: Alert, severity: str, owned: str) -> bool:
+    has = "no"
     if alert.holder:
         has = "yes"
-    else:
-        has = "no"
     return alert.severity.name.lower() == severity and has == owned
 
 

@@ -159,9 +159,8 @@ class Outside:
             raise HubUnavailable(f"{host_of(self._repo.facts)} answers 304 to a first question")
         published, trouble = self._published(facts)
         variant, path, log = self._choose(facts, published)
-        if published is None:
-            told = None
-        else:
+        told = None
+        if published is not None:
             told = _variant_of(published)
         if told not in {None, variant}:
             published, trouble = None, f"{FILE_NAME} is of variant {told}"
@@ -192,9 +191,8 @@ class Outside:
     ) -> tuple[str, str, LogEnd | None]:
         """The variant to tell of, the path of its log, and the log's end."""
         logs = facts.logs
-        if published is None:
-            told = None
-        else:
+        told = None
+        if published is not None:
             told = _variant_of(published)
         wanted = self._variant or told
         if wanted is not None and (wanted in logs or wanted == told):
@@ -327,14 +325,12 @@ def judge_outside(view: RemoteView) -> OutsideVerdict:
             line = f"{why}, and no log"
         return OutsideVerdict(None, age, interval=interval, is_stale=stale, line=line, exit_code=3)
     said, code = published.get("line"), published.get("exit_code")
+    sentence = "the run says no more"
     if isinstance(said, str) and said:
         sentence = shortened(said, 200)
-    else:
-        sentence = "the run says no more"
+    exit_code = 3
     if isinstance(code, int) and code in EXIT_CODES and age is not None:
         exit_code = code
-    else:
-        exit_code = 3
     if word is VerdictWord.UNKNOWN and not exit_code:  # a word of a later version, or none
         exit_code = 3
     return OutsideVerdict(word, age, interval, stale, sentence, exit_code, *_answer(published))

@@ -153,9 +153,8 @@ def _finish(published: Mapping[str, Any], view: RemoteView, word: VerdictWord) -
     likely = _amount(published, "likely_seconds")
     if word in MOVING and first is not None:  # the end comes nearer while the news get older
         left = max(0.0, first - view.time)
-        if last is None:
-            likely = None
-        else:
+        likely = None
+        if last is not None:
             likely = max(left, last - view.time)
     share = _amount(published, "useful_share")
     return Finish(
@@ -196,10 +195,9 @@ def _backup(published: Mapping[str, Any], now: float, news_age: float | None) ->
 
 def _findings(published: Mapping[str, Any]) -> Iterator[ShownFinding]:
     found = published.get("findings")
+    entries = []
     if isinstance(found, list):
         entries = [table(entry) for entry in found]
-    else:
-        entries = []
     for severity in SEVERITIES:
         for entry in entries:
             title, count = entry.get("title"), number(entry.get("count"))
@@ -223,10 +221,9 @@ def _unknown(view: RemoteView) -> Iterator[str]:
     if view.trouble:
         yield view.trouble
     unknown = (view.published or {}).get("unknown")
+    names = []
     if isinstance(unknown, list):
         names = [name for name in unknown if isinstance(name, str)]
-    else:
-        names = []
     if names:
         yield f"{', '.join(names[:NAMES_SHOWN])}: the run could not see it"
     elif view.published is None and view.log is None:
@@ -298,10 +295,9 @@ def _rows(view: RemoteView, status: Status, screen: Screen) -> Iterator[Row]:
 
 
 def _step(status: Status) -> Iterator[Row]:
+    parts = []
     if status.grad_norm is not None:
         parts = [f"gradient norm {status.grad_norm:.3f}"]
-    else:
-        parts = []
     parts += (
         [f"learning rate {status.learning_rate:.3g}"] if status.learning_rate is not None else []
     )
@@ -332,9 +328,8 @@ def _log(view: RemoteView) -> Iterator[Row]:
         yield "log", "there is none in the repository", "yellow"
         return
     last = view.log.last
-    if last is None:
-        what = "no step in its end"
-    else:
+    what = "no step in its end"
+    if last is not None:
         what = f"ends at iteration {last.iteration:,}"
     published = view.published or {}
     then, logged = time_of(published.get("time")), time_of(published.get("last_step_time"))

@@ -162,9 +162,8 @@ def training(status: Status, screen: Screen) -> Iterator[Row]:
     elif status.finish is None and status.total_iterations and status.verdict in UNDER_WAY:
         yield "ETA", NO_SPEED, ""
     if status.loss is not None or status.loss_is_finite is not None:
-        if status.loss is None:
-            value = "nan or inf"
-        else:
+        value = "nan or inf"
+        if status.loss is not None:
             value = f"{status.loss:<8.4f}"
         course = losses_of(status.loss_course)
         spark = sparkline(course, min(SPARK_WIDTH, screen.content_width - 30), screen.unicode)
@@ -213,9 +212,8 @@ def _progress(status: Status, screen: Screen) -> Iterator[Row]:
 
 def _speed(status: Status) -> Iterator[Row]:
     rate = status.throughput
-    if status.seconds_per_iteration is None:
-        parts = []
-    else:
+    parts = []
+    if status.seconds_per_iteration is not None:
         parts = [f"{status.seconds_per_iteration:.2f} s/iteration"]
     style = ""
     if rate is not None:
@@ -471,10 +469,9 @@ def checkpoint(status: Status) -> Iterator[Row]:
     elif folders is None:
         yield "checkpoint", "unknown", "magenta"
     else:
+        found = "none yet"
         if folders:
             found = f"none that is whole among {folders}"
-        else:
-            found = "none yet"
         yield "checkpoint", found, "red" if folders else ""
 
 

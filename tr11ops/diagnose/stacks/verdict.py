@@ -139,10 +139,9 @@ def _all_wait(waiting: Sequence[StackGroup]) -> StacksVerdict:
         more = "" if standing else "; --watch tells whether they move"
         return StacksVerdict(f"{counted(total, 'rank')} wait for each other: {listed}{more}")
     verb = "waits" if small == 1 else "wait"
+    what = "other operations"
     if len(fewer) == 1:
         what = fewer[0][0]
-    else:
-        what = "other operations"
     words = f"{_who(odd)} {verb} in {what}, {counted(size, 'rank')} in {most}: they came to different operations"
     return StacksVerdict(words, _ranks(odd), _all_nodes(odd), odd[0].wait.kind.value)
 
