@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import signal
 import time
+from contextlib import suppress
 from datetime import datetime
 
 from msgspec.structs import replace
@@ -287,7 +288,7 @@ class Controller:
         scheduler = self._context.scheduler
         if ordering is None or scheduler is None or self._context.allocation.array_id is None:
             return None
-        other = concurrent_attempt(self._context, scheduler)
+        other = self._attempt_beside(scheduler)
         if other is not None and other.is_zombie and other.seconds_to_wait:
             other = self._wait_for_trainers(other, scheduler)
         if other is None:
@@ -304,6 +305,20 @@ class Controller:
         self._wait_if_expedited(ordering)
         self._mitigation.give_back(ordering)
         return status
+
+    def _attempt_beside(self, scheduler: Scheduler) -> ConcurrentAttempt | None:
+        """The attempt that runs beside this one. A scheduler that is silent is asked again; where it stays
+        silent, the run's lease keeps two trainers apart.
+        """
+        until = time.monotonic() + ZOMBIE_SECONDS
+        while True:
+            try:
+                return concurrent_attempt(self._context, scheduler)
+            except SchedulerError as error:
+                if self._stop.received or time.monotonic() >= until:
+                    self._say(f"whether another attempt runs is not known: {error}")
+                    return None
+            time.sleep(ZOMBIE_LOOK_SECONDS)
 
     def _wait_if_expedited(self, ordering: Scheduler) -> None:
         """Where Slurm would start this job again at once, the pause that it makes of itself else: the
@@ -391,7 +406,8 @@ class Controller:
             if self._stop.received:
                 break
             time.sleep(min(found.seconds_to_wait, ZOMBIE_LOOK_SECONDS))
-            found = concurrent_attempt(self._context, scheduler)
+            with suppress(SchedulerError):  # who is silent does not say that they are gone
+                found = concurrent_attempt(self._context, scheduler)
         return found
 
     # ------------------------------------------------------------------ what happened

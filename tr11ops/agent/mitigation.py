@@ -301,7 +301,8 @@ class ConcurrentAttempt(Record):
 
 
 def concurrent_attempt(context: AttemptContext, scheduler: Scheduler) -> ConcurrentAttempt | None:
-    """The attempt that runs beside this one; None when there is none to be seen.
+    """The attempt that runs beside this one; None where there is none. Raises SchedulerError where that
+    is not known.
 
     A job that lives on without a dead node counts as ended for its array (Slurm 22.05), so the next
     task starts. If the dead node was the batch host, no script ends the job any more, and it holds
@@ -310,10 +311,7 @@ def concurrent_attempt(context: AttemptContext, scheduler: Scheduler) -> Concurr
     for folder in attempts_without_verdict(context.directory.paths, context.job_id):
         if read_details(folder / ATTEMPT_FILE).get("submission") != context.submission:
             continue
-        try:
-            job = scheduler.job(folder.name)
-        except SchedulerError:
-            return None
+        job = scheduler.job(folder.name)
         if job is not None and job.state is JobState.RUNNING:
             seen = observe(context.directory, facts_of(context.config), scheduler, now())
             return ConcurrentAttempt(

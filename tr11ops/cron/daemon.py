@@ -3,6 +3,9 @@ the waiting.
 
 What was run when is in the records of the jobs, not in the daemon: a new one goes on where the last
 one was killed, and two of them start each round once.
+
+What watches the run looks early where an attempt has ended since its last round: people hear of it
+within seconds, not at the next point of the schedule.
 """
 
 from __future__ import annotations
@@ -21,11 +24,14 @@ from apscheduler.triggers.base import BaseTrigger
 from tr11ops.base.observed import cause
 from tr11ops.base.stop_signals import StopEvent
 from tr11ops.cron.jobs import PeriodicJob, Schedule, next_due, slack
-from tr11ops.cron.runner import CronContext, last_starts, run_job, wait_for_rounds
+from tr11ops.cron.runner import CronContext, last_round, last_starts, run_job, wait_for_rounds
+from tr11ops.rundir.attempts import attempts_before
 
 TICK_SECONDS = 5.0
 JUMP_SECONDS = 5.0  # more than a clock is ever slewed within a tick
 AGAIN_SECONDS = 60.0  # after a record that could not be read
+EARLY_SECONDS = 60.0  # between two rounds of what watches, however often attempts end
+LEAVING_SECONDS = 5.0  # for the job of an attempt that has said how it ended
 
 
 class RecordTrigger(BaseTrigger):  # type: ignore[misc]
@@ -95,6 +101,9 @@ class Daemon:
                     )
                     self._schedule_all()
                 offset = now
+                for job in self._jobs:
+                    if job.watches:
+                        self._look_early(job)
         finally:
             ending = threading.Thread(target=self._scheduler.shutdown, daemon=True)
             ending.start()
@@ -116,9 +125,24 @@ class Daemon:
     def _started(self, job: PeriodicJob) -> float | None:
         return last_starts(self._context.directory, (job,)).get(job.name)
 
-    def _round(self, job: PeriodicJob) -> None:
+    def _look_early(self, job: PeriodicJob) -> None:
+        """Have a round begin where an attempt has just ended, once its job has had time to leave the
+        queue, and again a minute later for one that took longer.
+        """
+        try:
+            last = last_round(self._context, job.name)
+            _, ended = next(attempts_before(self._context.directory.paths, None), (None, None))
+        except OSError:
+            return  # the round that is due says so
+        now = self._context.clock()
+        if last is None or last.is_running or ended is None or now < ended.time + LEAVING_SECONDS:
+            return
+        if now - last.started >= EARLY_SECONDS > last.started - ended.time:
+            self._scheduler.add_job(self._round, args=[job, True], id="early look")
+
+    def _round(self, job: PeriodicJob, is_early: bool = False) -> None:
         if not self._stop.is_set():
-            done = run_job(self._context, job)
+            done = run_job(self._context, job, forced=is_early)
             if done.result != "not due":
                 self._say(done.line)
 

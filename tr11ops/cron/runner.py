@@ -304,7 +304,7 @@ def run_due(
     return tuple(done for done in rounds if done.result != "not due")
 
 
-def _last(context: CronContext, name: str) -> PeriodicJobState | None:
+def last_round(context: CronContext, name: str) -> PeriodicJobState | None:
     """The last round, wherever it is on record. Raises OSError, but not where the fallback stands
     in for it.
     """
@@ -408,7 +408,7 @@ def _claimed(context: CronContext, job: PeriodicJob, seconds: float, forced: boo
 
 
 def _is_due(context: CronContext, job: PeriodicJob) -> bool:
-    state = _last(context, job.name)
+    state = last_round(context, job.name)
     return is_due(job.schedule, state.started if state else None, context.clock())
 
 
@@ -427,7 +427,7 @@ def _skip(context: CronContext, job: PeriodicJob, owner: Claim | None) -> CronRo
 def _run(
     context: CronContext, job: PeriodicJob, seconds: float, folder: ClaimFolder, mine: Claim
 ) -> CronRound:
-    last = _last(context, job.name)
+    last = last_round(context, job.name)
     failures = last.failures_in_a_row if last else 0
     now = context.clock()
     began = PeriodicJobState(

@@ -21,7 +21,7 @@ from tests.excluding import exclude
 from tests.tr11ops.agent.queues import Queue, job
 from tests.tr11ops.launch.run_inputs import write_card
 from tests.tr11ops.status_cases import NOW, running, snapshot
-from tr11ops.agent import mitigation
+from tr11ops.agent import controller as controller_module, mitigation
 from tr11ops.agent.allocation import Allocation
 from tr11ops.agent.attempt_context import AttemptContext
 from tr11ops.agent.controller import Controller
@@ -419,3 +419,38 @@ def test_an_attempt_that_trains_is_seen_though_an_older_one_ended_after_its_star
     assert other is not None and (other.job_id, other.is_zombie) == ("6", False)
     of_failure("the time limit", 6, 6).write(paths.attempt("6"))
     assert concurrent_attempt(scene.context, scheduler) is None
+
+
+def test_a_silent_scheduler_does_not_say_that_no_other_attempt_runs(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+):
+    """It began to train beside another one, and took trainers that it had asked to leave for gone."""
+    silent = SchedulerError("slurmctld does not answer")
+    other = ConcurrentAttempt("9", True, 60.0)
+    answers: list[Any] = []
+
+    def look(*_: object) -> ConcurrentAttempt | None:
+        answer = answers.pop(0)
+        if isinstance(answer, SchedulerError):
+            raise answer
+        return answer
+
+    said: list[str] = []
+    monkeypatch.setattr(controller_module, "concurrent_attempt", look)
+    monkeypatch.setattr(time, "sleep", lambda _: None)
+    controller: Any = SimpleNamespace(
+        _context=scene.context,
+        _stop=SimpleNamespace(received=False),
+        _say=said.append,
+        _paths=scene.directory.paths,
+    )
+    scheduler: Any = None
+    answers[:] = [silent, silent, other]
+    assert Controller._attempt_beside(controller, scheduler) is other
+    answers[:] = [silent, replace(other, seconds_to_wait=0.0)]
+    left = Controller._wait_for_trainers(controller, other, scheduler)
+    assert left is not None and not left.seconds_to_wait and not answers
+    controller._stop.received = True
+    answers[:] = [silent]
+    assert Controller._attempt_beside(controller, scheduler) is None
+    assert said[-1] == "whether another attempt runs is not known: slurmctld does not answer"

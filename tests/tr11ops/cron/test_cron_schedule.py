@@ -7,8 +7,7 @@ from zoneinfo import ZoneInfo
 
 import pytest
 from apscheduler.triggers.cron import CronTrigger
-from hypothesis import example, given, settings
-from hypothesis import strategies as st
+from hypothesis import example, given, settings, strategies as st
 
 from tr11ops.cron.jobs import Daily, Every, Schedule, is_due, next_due, slack
 

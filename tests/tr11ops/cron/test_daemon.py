@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 from apscheduler.events import EVENT_JOB_EXECUTED
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
+from msgspec.structs import replace
 
 from tests.tr11ops.cron.looking import state_of
 from tests.tr11ops.cron.rounds import job, place, run_directory
@@ -22,9 +22,12 @@ from tests.waiting import until
 from tr11ops.cron import daemon as module
 from tr11ops.cron.daemon import Daemon, RecordTrigger
 from tr11ops.cron.jobs import Every, PeriodicJob
+from tr11ops.rundir.attempts import of_failure
 from tr11ops.rundir.claims import ClaimFolder
+from tr11ops.rundir.cron_records import PeriodicJobState, write_job
 
 NOW = 1_795_289_822.25
+STATE = PeriodicJobState("pulse", "daemon", "login1", NOW, None, 0, "", 3600.0, 1, 0, NOW)
 
 
 def start(folder: Path, seconds: float, script: str) -> subprocess.Popen[str]:
@@ -219,3 +222,77 @@ def test_a_clock_that_is_set_back_by_hours_starts_the_job_soon(
 
     run_daemon_until(there, set_back_after_the_first_round)
     assert "the clock was set" in said
+
+
+# ---------------------------------------------------------------------------- a look that comes early
+def test_an_attempt_that_ends_is_looked_at_before_the_next_point(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A run went down, and nobody was told of it for almost five minutes."""
+    monkeypatch.setattr(module, "TICK_SECONDS", 0.02)
+    directory = run_directory(tmp_path)
+    attempt = directory.paths.attempt("12")
+    offset = [0.0]
+    rounds: list[int] = []
+    there = Daemon(
+        place(tmp_path, "true", clock=lambda: time.time() + offset[0]),
+        (job(watches=True), job("digest")),
+        lambda text: rounds.append(state_of(tmp_path).runs) if "pulse" in text else None,
+    )
+    looked = there._look_early
+    looks: list[int] = []
+    monkeypatch.setattr(there, "_look_early", lambda job: (looked(job), looks.append(1)))
+
+    def some_looks() -> bool:
+        """After more of them than it takes to begin a round that was not to begin."""
+        looks.clear()
+        until(lambda: len(looks) > 20)
+        return True
+
+    def story() -> bool:
+        until(lambda: rounds == [1] and state_of(tmp_path).ended is not None)
+        attempt.mkdir(parents=True)
+        replace(of_failure("software", 74, 50), time=time.time()).write(attempt)
+        assert some_looks() and rounds == [1], "at most once a minute"
+        offset[0] = 61.0
+        until(lambda: rounds == [1, 2])
+        assert some_looks() and rounds == [1, 2]
+        offset[0] = 122.0
+        assert some_looks() and rounds == [1, 2], "it looked a minute after the end"
+        return True
+
+    run_daemon_until(there, story)
+    assert state_of(tmp_path, "digest").runs == 1
+    assert state_of(tmp_path).interval_seconds == 3600
+
+
+@pytest.mark.parametrize(
+    ("end", "started", "is_early"),
+    [
+        (None, -200.0, False),
+        (-3.0, -200.0, False),  # its job has still to leave the queue
+        (-6.0, -200.0, True),
+        (-6.0, -30.0, False),  # at most once a minute
+        (-70.0, -61.0, True),  # the job may have left only then
+        (-200.0, -100.0, False),
+        (3600.0, -200.0, False),  # the file system's clock is ahead
+    ],
+)
+def test_when_it_looks_early(
+    tmp_path: Path, end: float | None, started: float, is_early: bool
+) -> None:
+    there = place(tmp_path, "true", clock=lambda: NOW)
+    write_job(there.directory, replace(STATE, started=NOW + started, ended=NOW + started))
+    if end is not None:
+        for name in ("11", "12"):
+            folder = there.directory.paths.attempt(name)
+            folder.mkdir(parents=True)
+            replace(of_failure("software", 74, 50), time=NOW + end).write(folder)
+    begun: list[str] = []
+    looking = Daemon(there, (), print)
+    looking._scheduler.add_job = lambda *_, id, **__: begun.append(id)
+    looking._look_early(job(watches=True))
+    assert begun == (["early look"] if is_early else [])
+    write_job(there.directory, replace(STATE, started=NOW + started))
+    looking._look_early(job(watches=True))
+    assert len(begun) == is_early, "one that runs is waited for"

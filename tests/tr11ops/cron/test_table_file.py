@@ -8,8 +8,7 @@ import re
 import subprocess
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from tr11ops.base.errors import TableError
 from tr11ops.cron.jobs import Daily, Every, Schedule
