@@ -38,8 +38,7 @@ from tr11ops.alerts.state import (
 )
 from tr11ops.alerts.store import alerts_folder, commit, read_alert_state
 from tr11ops.alerts.url_route import ping
-from tr11ops.base.observed import Unknown, cause, known
-from tr11ops.base.observed import observed as read_observed
+from tr11ops.base.observed import Unknown, cause, known, observed as read_observed
 from tr11ops.detect.detector import Finding
 from tr11ops.detect.registry import DETECTORS
 from tr11ops.runcard.card import RunCard

@@ -8,13 +8,14 @@ Values only: what happens to an alert state is in `incidents.py` (what a look sa
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from operator import attrgetter
 from typing import Any
 
 from msgspec.structs import replace
 
 from tr11ops.base.units import duration
-from tr11ops.detect.detector import Severity, lead, once_fixed
+from tr11ops.detect.detector import Finding, Severity, by_cause, lead, once_fixed
 from trainer.contract.record import Record
 from trainer.contract.units import shortened
 
@@ -215,6 +216,7 @@ class Alert(Record):
             self.told,
             is_found=not self.clear_looks,
             closes=self.closes,
+            subject=f"{self.detector} {self.subject}".strip(),
         )
 
     @property
@@ -382,7 +384,9 @@ class OnCall(Record):
 class AlertCare(Record):
     """Who looks after an open alert: to whom it was given (`owner`), who took it (`acknowledged_by`),
     "" for no one; whose mail addresses were `told` of it. `is_found`: the last look found its fault;
-    else `closes` is when the watchdog closes it, None where none is known to look.
+    else `closes` is when the watchdog closes it, None where none is known to look. `subject`: which
+    fault it is, of what. Of a fault that has no alert yet (`is_told` False) `closes` is the
+    watchdog's next look.
     """
 
     owner: str = ""
@@ -391,6 +395,8 @@ class AlertCare(Record):
     told: tuple[str, ...] = ()
     is_found: bool = True
     closes: float | None = None
+    subject: str = ""
+    is_told: bool = True
 
     @property
     def holder(self) -> str:
@@ -406,19 +412,30 @@ class AlertCare(Record):
         """Seconds without a message about it; 0 where it is not snoozed."""
         return max(0.0, (self.snoozed_until or 0.0) - now)
 
-    def words(self, on_call: OnCall | None, now: float) -> str:
+    def words(self, on_call: OnCall | None, now: float, it: str = "it") -> str:
         """Who has it; where no one has, who is called instead, None for where that is unknown. What
-        every screen says of it. Of what is no longer found: what becomes of it.
+        every screen says of it. Of what is no longer found: what becomes of it; of what no one was told
+        of: when who will be. `it`: "them" for several.
         """
+        if not self.is_told:
+            if self.closes is None:
+                return "not told yet: no watchdog looks, so no one will be told"
+            words = "not told yet: the watchdog looks "
+            words += f"within {duration(self.closes - now)}" if self.closes > now else "now"
+            if on_call is not None and on_call.who:
+                words += f" and then tells {on_call.names}"
+            return words
         if not self.is_found:
             words = "no longer found"
-            if self.closes is not None:
+            if self.closes is not None and it == "them":
+                words += ", and close by themselves"
+            elif self.closes is not None:
                 minutes = max(1, math.ceil((self.closes - now) / 60.0))
                 words += f"; the watchdog closes it in about {duration(60.0 * minutes)}"
             if self.holder:
-                words += f"; {self.holder} has it"
+                words += f"; {self.holder} has {it}"
             return words
-        words = f"{self.holder or 'no one'} has {'it' if self.holder else 'taken it'}"
+        words = f"{self.holder or 'no one'} has {'' if self.holder else 'taken '}{it}"
         if self.owner and self.acknowledged_by not in {"", self.owner}:
             words += f", acknowledged by {self.acknowledged_by}"
         left = self.snooze_left(now)
@@ -426,9 +443,9 @@ class AlertCare(Record):
             words += f", snoozed for {duration(left)}"
         if self.holder or on_call is None:
             return words
-        return words + self.called(on_call)
+        return words + self._called(on_call)
 
-    def called(self, on_call: OnCall) -> str:
+    def _called(self, on_call: OnCall) -> str:
         """Who is on call for it, as the end of a sentence; "" where the card names no one."""
         if not on_call.who:
             return ""
@@ -437,6 +454,40 @@ class AlertCare(Record):
         if set(on_call.who) <= set(self.told):
             words += f" and {verbs[1]} told"
         return words
+
+
+def alerts_words(cares: Sequence[AlertCare], on_call: OnCall | None, now: float) -> str:
+    """How many faults no one was told of yet, how many alerts are open, and who has them; last those that
+    are no longer found. Where there are several, each is named by what it is about.
+    """
+    alike: dict[str, list[AlertCare]] = {}
+    for care in sorted(cares, key=attrgetter("is_found"), reverse=True):
+        alike.setdefault(care.words(None, now, "them"), []).append(care)
+    said = []
+    for some in alike.values():
+        named = ""
+        verb = "are"
+        it = "them"
+        if len(cares) > 1:
+            named = f" ({', '.join(care.subject for care in some)})"
+        if len(some) == 1:
+            verb = "is"
+            it = "it"
+        # that someone was told holds where it was of each of them
+        words = min((care.words(on_call, now, it) for care in some), key=len)
+        standing = "open: " if some[0].is_told and some[0].is_found else ""
+        said.append(f"{len(some)}{named} {verb} {standing}{words}")
+    return "; ".join(said)
+
+
+def untold(findings: Iterable[Finding], alerts: Iterable[Alert]) -> list[Finding]:
+    """What a look has found that is worth a message, and that no open alert stands for."""
+    standing = {name for alert in alerts for name in alert.names}
+    return [
+        finding
+        for finding in by_cause(findings)
+        if finding.severity >= Severity.WARNING and finding.fingerprint not in standing
+    ]
 
 
 HEALTHY = "healthy"  # the verdict that a restart between two looks does not end

@@ -29,12 +29,14 @@ from tr11ops.alerts.incidents import (
     SNOOZED,
 )
 from tr11ops.alerts.mail_route import is_address
-from tr11ops.alerts.outbox import waiting
 from tr11ops.alerts.situation import RunSituation
-from tr11ops.alerts.state import Alert, Incident, OnCall, UndeliveredMessages
-from tr11ops.alerts.store import current_alert_state, kept_here, open_alerts
+from tr11ops.alerts.state import (
+    Alert,
+    Incident,
+)
+from tr11ops.alerts.store import current_alert_state, incidents, kept_here, open_alerts
 from tr11ops.base.errors import NoSuchAlert, Refusal
-from tr11ops.base.observed import Observed, Unknown, known, observed
+from tr11ops.base.observed import Unknown, known, observed
 from tr11ops.base.units import counted, duration
 from tr11ops.cli.alerts_shift import (
     WhoOption,
@@ -49,15 +51,18 @@ from tr11ops.cli.runner import (
     DRY_RUN,
     JSON,
     REASON,
+    SCHEDULER,
     UNCHANGED,
     Outcome,
     RunContext,
     carry_out,
     unasked,
 )
+from tr11ops.cli.status import view_of
 from tr11ops.observe.look import facts_of, observe
 from tr11ops.observe.operation_files import read_unwritable_directories
 from tr11ops.rundir.paths import RunDirectory
+from tr11ops.status.extra_observations import ExtraObservations
 from tr11ops.watchdog.situation import situation_of
 from trainer.contract.documents import document
 
@@ -93,15 +98,19 @@ def kept_elsewhere(directory: RunDirectory) -> str:
 
 
 def rows(
-    alerts: Sequence[Alert], over: Sequence[Incident], on_call: OnCall, now: float
+    extra: ExtraObservations, over: Sequence[Incident], now: float
 ) -> Iterator[tuple[str, ...]]:
-    """Cells of the list: open alerts, then incidents that are over, the newest first."""
-    for alert in alerts:
+    """Cells of the list: what no one was told of yet, open alerts, then incidents that are over, the
+    newest first.
+    """
+    for care in extra.untold:
+        yield "", "", "", care.words(extra.on_call, now), care.subject
+    for alert in known(extra.alerts, ()):
         yield (
             alert.severity.name,
             alert.fingerprint,
             duration(now - alert.start),
-            alert.care.words(on_call, now),
+            alert.care.words(extra.on_call, now),
             alert.title,
         )
         for one in alert.consequences:
@@ -306,13 +315,13 @@ app = typer.Typer(
 
 @app.command("list")
 def list_alerts(
-    context: Annotated[RunContext, JSON],
+    context: Annotated[RunContext, SCHEDULER, JSON],
     everything: Annotated[
         bool, typer.Option("--all", help="Also incidents that are over.")
     ] = False,
 ) -> Outcome:
-    """Open alerts, the most severe first, with who looks after them. Asks no scheduler. In a folder
-    that holds runs, without --run: what `tr11 list` shows of them.
+    """Open alerts as `tr11 status` sees them now, the most severe first, with who looks after them, and
+    what no one was told of yet. In a folder that holds runs, without --run: what `tr11 list` shows of them.
 
     Examples:
       tr11 alerts list
@@ -325,61 +334,47 @@ def list_alerts(
         if all_runs is not None:
             return all_runs
     context.seen()
-    state, left = in_time(
-        lambda: (
-            observed(current_alert_state, context.directory),
-            waiting(context.directory),
-        )
-    )
-    if isinstance(state, Unknown):
-        raise Refusal(f"the alerts cannot be read: {state.why}", exit_code=3)
-    found = state.open_alerts
+    look = in_time(lambda: view_of(context).look().seen)
+    extra = look.extra
+    if isinstance(extra.alerts, Unknown):
+        raise Refusal(f"the alerts cannot be read: {extra.alerts.why}", exit_code=3)
     past: Sequence[Incident] = ()
     if everything:
-        past = state.incidents()
+        past = known(incidents(context.directory), ())
     over = tuple(incident for incident in past if incident.resolved is not None)
-    on_call = sender_of(context).policy.on_call(state.shift, time.time())
-    queue = None
-    if not isinstance(left, Unknown):
-        queue = {"count": left.count, "since": left.since}
+    left = known(extra.waiting, None)
     values = {
         "schema": SCHEMA,
-        "alerts": [alert_values(alert) for alert in found],
+        "alerts": [alert_values(alert) for alert in extra.alerts],
+        "untold": look.document()["untold"],
         "over": [document(incident) for incident in over],
-        "waiting": queue,
+        "waiting": left and {"count": left.count, "since": left.since},
     }
-    return Outcome(
-        values, screen=partial(_show, context.directory, found, over, left=left, on_call=on_call)
-    )
+    return Outcome(values, screen=partial(_show, context.directory, extra, over))
 
 
-def _show(
-    directory: RunDirectory,
-    found: Sequence[Alert],
-    over: Sequence[Incident],
-    *,
-    left: Observed[UndeliveredMessages],
-    on_call: OnCall,
-) -> None:
+def _show(directory: RunDirectory, extra: ExtraObservations, over: Sequence[Incident]) -> None:
     """The table, and what else a person has to know of the alerts."""
     made = table("SEVERITY", "ALERT", "SINCE", "WHO", "WHAT")
     now = time.time()
-    for row in rows(found, over, on_call, now):
+    on_call = extra.on_call
+    left = extra.waiting
+    for row in rows(extra, over, now):
         made.add_row(*map(plain_text, row))
     made.columns[3].no_wrap = False  # who looks after it may be several people
-    if found or over:
+    if made.row_count:
         show(made, USUAL)
     if isinstance(left, Unknown):
         say(f"tr11: the messages still to be sent are unknown: {left.why}")
-    elif left.count and left.since is not None:
+    elif left and left.since is not None:
         what = counted(left.count, "message waits", "messages wait")
         trouble = ""
         if left.trouble:
             trouble = f" ({plain_text(left.trouble)})"
         say(f"{what} to be sent since {local_time(left.since)}{trouble}")
-    if not found:
+    if not (extra.alerts or extra.untold):
         say("no alert is open")
-    if on_call.who:
+    if on_call and on_call.who:
         say(f"on call: {on_call.words(now)}")
     elsewhere = in_time(partial(kept_elsewhere, directory))
     if elsewhere:

@@ -8,10 +8,10 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
-from tr11ops.alerts.state import Alert, Incident, OnCall
+from tr11ops.alerts.state import Alert, Incident, OnCall, untold
 from tr11ops.base.observed import Observed, Unknown, known
 from tr11ops.base.units import duration
-from tr11ops.detect.detector import Finding, Severity, by_cause
+from tr11ops.detect.detector import Finding, Severity
 from tr11ops.goodput.history_values import History
 from tr11ops.goodput.timeline import Bucket
 from tr11ops.observe import derived
@@ -419,14 +419,12 @@ def _alerts(
 def _faults(findings: Iterable[Finding], alerts: Sequence[Alert], now: float) -> Iterator[Happened]:
     """What this look found and no alert stands for, because no watchdog has looked since."""
 
-    standing = {name for alert in alerts for name in alert.names}
-    for finding in by_cause(findings):
-        if finding.severity >= Severity.WARNING and finding.fingerprint not in standing:
-            fix = "".join(f" (`{line}`)" for line in finding.commands)
-            more = "".join(f"; from it follows: {one.title}" for one in finding.consequences)
-            yield Happened(
-                now, f"{finding.severity.name}: {finding.title}{fix}{more}; no alert was opened yet"
-            )
+    for finding in untold(findings, alerts):
+        fix = "".join(f" (`{line}`)" for line in finding.commands)
+        more = "".join(f"; from it follows: {one.title}" for one in finding.consequences)
+        yield Happened(
+            now, f"{finding.severity.name}: {finding.title}{fix}{more}; no alert was opened yet"
+        )
 
 
 def _exclusions(exclusions: Iterable[Exclusion], now: float) -> Iterator[Happened]:

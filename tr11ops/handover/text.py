@@ -21,8 +21,8 @@ from tr11ops.base.units import (
     plain,
     quantity,
     timestamp,
+    wrapped as indented,
 )
-from tr11ops.base.units import wrapped as indented
 from tr11ops.handover.shift import Handover, Happened, ShiftInterruption, ShiftProgress, Trouble
 from tr11ops.handover.start import command_lines, job_lines
 

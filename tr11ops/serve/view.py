@@ -11,7 +11,7 @@ from typing import Any
 from msgspec.structs import replace
 
 from tr11ops.alerts.changes import is_same_person
-from tr11ops.alerts.state import OnCall
+from tr11ops.alerts.state import OnCall, alerts_words
 from tr11ops.base.invocation import for_card
 from tr11ops.base.units import counted, duration, quantity, timestamp
 from tr11ops.report.page import Tile
@@ -22,6 +22,7 @@ from tr11ops.status.published import (
     MOST_ROWS,
     among,
     care_of,
+    cares_of,
     list_of,
     number,
     rows,
@@ -30,7 +31,7 @@ from tr11ops.status.published import (
     text,
 )
 from tr11ops.status.rows import ShownIncident, incidents_of
-from tr11ops.status.run_list import ListedRun, RunList, alerts_words, unwatched
+from tr11ops.status.run_list import ListedRun, RunList, unwatched
 from tr11ops.status.run_list_screen import sum_lines
 from tr11ops.watchdog.verdict import MOVING, VerdictWord
 from trainer.contract.record import Record
@@ -452,10 +453,7 @@ def _alerts_line(news: News, told: Mapping[str, Any], on_call: OnCall | None, no
         return f"{LOOKING}."
     if not isinstance(told.get("alerts"), list):
         return "Not known."
-    cares = [care_of(entry) for entry in rows(told.get("alerts"))]
-    if not cares:
-        return "None is open."
-    return f"{alerts_words(cares, on_call, now)}."
+    return f"{alerts_words(cares_of(told), on_call, now) or 'None is open'}."
 
 
 def _ended_line(told: Mapping[str, Any]) -> str:

@@ -13,7 +13,7 @@ from msgspec.structs import replace
 
 from tr11ops.base.observed import Observed, Unknown, known
 from tr11ops.base.units import finite
-from tr11ops.cluster.base import Job
+from tr11ops.cluster.base import Job, Overview
 from tr11ops.detect.copies import missing_copies
 from tr11ops.detect.detector import Finding, commands_after, first_cause
 from tr11ops.detect.nodes_left import bad_nodes, leaving_nodes
@@ -34,6 +34,7 @@ from tr11ops.observe.liveness import liveness_outside
 from tr11ops.observe.look import look_now, observe, unseen
 from tr11ops.observe.observations import LaunchEnd
 from tr11ops.observe.snapshot import Attempt, KillSwitch, RunFacts, Snapshot
+from tr11ops.rundir.disk_usage import Forecast, forecast, newest
 from tr11ops.status.answer import SleepAnswer, answer, watchdog_missing
 from tr11ops.status.document import (
     CardWishes,
@@ -64,9 +65,7 @@ from trainer.contract.paths import RunPaths
 from trainer.contract.record import Record
 
 if TYPE_CHECKING:
-    from tr11ops.cluster.base import Overview
     from tr11ops.detect.node_progress import NodeProgress, SlowNodes
-    from tr11ops.rundir.disk_usage import Forecast
     from tr11ops.rundir.hold_store import HoldRecord
     from tr11ops.rundir.paths import RunDirectory
 
@@ -208,6 +207,7 @@ def status_of(
         exclusions=known(snapshot.exclusions, None),
         findings=tuple(_finding(finding, findings) for finding in findings),
         alerts=known(extra.alerts, None),
+        untold=extra.untold,
         on_call=extra.on_call,
         periodic_jobs=_periodic_jobs(snapshot),
         chains=known(seen.chains, None),
@@ -258,6 +258,7 @@ def _node_progress(snapshot: Snapshot) -> tuple[tuple[NodeProgress, ...], SlowNo
     """Of each node, and which of them is slow. Loaded where something runs alone."""
     if not snapshot.active_jobs:
         return (), None
+
     from tr11ops.detect.node_progress import node_progress, slow_nodes
 
     found = node_progress(snapshot)
@@ -370,7 +371,6 @@ def _filesystems(snapshot: Snapshot) -> tuple[ShownFilesystem, ...] | None:
     if not usages:
         return ()
     from tr11ops.runcard.watching import FilesystemSection
-    from tr11ops.rundir.disk_usage import newest
 
     rules = {rule.name: rule for rule in snapshot.run.filesystems}
     return tuple(
@@ -385,7 +385,6 @@ def _filesystems(snapshot: Snapshot) -> tuple[ShownFilesystem, ...] | None:
 
 def forecast_of(snapshot: Snapshot, name: str) -> Forecast:
     """When the file system of this name will be full."""
-    from tr11ops.rundir.disk_usage import forecast
 
     return forecast(
         (usage for usage in known(snapshot.operation.usage, ()) if usage.name == name),

@@ -19,7 +19,7 @@ from trainer.contract.attempt import EndMarker
 from trainer.contract.record import Record
 
 if TYPE_CHECKING:
-    from tr11ops.alerts.state import Alert, OnCall
+    from tr11ops.alerts.state import Alert, AlertCare, OnCall
     from tr11ops.cluster.base import Job, Node
     from tr11ops.detect.node_progress import NodeProgress, SlowNodes
     from tr11ops.observe.forecast import NextCheckpoint, NoCover, Throughput
@@ -238,6 +238,7 @@ class Status(Record, kw_only=True):
     exclusions: tuple[Exclusion, ...] | None = None
     findings: tuple[ShownFinding, ...] = ()
     alerts: tuple[Alert, ...] | None = None
+    untold: tuple[AlertCare, ...] = ()
     on_call: OnCall | None = None
     periodic_jobs: tuple[ShownPeriodicJob, ...] | None = None
     chains: tuple[ChainState, ...] | None = None
@@ -285,6 +286,11 @@ class Status(Record, kw_only=True):
         paces = [one.pace for one in self.node_progress if one.pace is not None]
         compared = [pace.iteration for pace in paces if pace.times_usual is not None]
         return (f"none slow ({len(compared)} compared, iteration {max(compared):,})",)
+
+    @property
+    def cares(self) -> tuple[AlertCare, ...]:
+        """Who looks after what was found: what no one was told of yet, then the open alerts."""
+        return (*self.untold, *(alert.care for alert in self.alerts or ()))
 
     def age(self, moment: float) -> float:
         """Seconds since a moment, by the clock of the look; a moment that is still to come has
@@ -532,6 +538,10 @@ def _alert(alert: Alert, status: Status) -> dict[str, Any]:
     }
 
 
+def _untold(care: AlertCare, status: Status) -> dict[str, Any]:
+    return {"subject": care.subject, "looks": iso_time(care.closes), "told": None}
+
+
 def _on_call(on_call: OnCall, status: Status) -> dict[str, Any]:
     moments = {"until": iso_time(on_call.until), "taken": iso_time(on_call.taken)}
     return {**_fields(on_call, status), **moments}
@@ -625,6 +635,7 @@ _SHOWN: Mapping[str, Callable[[Any, Status], Any]] = {
     "holds": _hold,
     "exclusions": _exclusion,
     "alerts": _alert,
+    "untold": _untold,
     "on_call": _on_call,
     "periodic_jobs": _periodic_job,
     "chains": _chain,

@@ -13,6 +13,16 @@ from typing import TYPE_CHECKING, ClassVar
 
 from msgspec.structs import replace
 
+from tr11ops.alerts.state import (
+    Alert,
+    AlertCare,
+    AlertState,
+    HeldVerdict,
+    OnCall,
+    UndeliveredMessages,
+    untold,
+)
+from tr11ops.alerts.store import current_alert_state, outbox_folder
 from tr11ops.base.observed import (
     Observed,
     Unknown,
@@ -21,7 +31,7 @@ from tr11ops.base.observed import (
     observed_fields,
     unknown_fields,
 )
-from tr11ops.detect.detector import STANDS_STILL, Finding, merged
+from tr11ops.detect.detector import STANDS_STILL, Finding, Severity, merged
 from tr11ops.detect.nodes_left import (
     excluded_nodes,
     held_nodes,
@@ -41,7 +51,6 @@ from trainer.contract.record import Record
 from trainer.contract.state_file import descriptor_of
 
 if TYPE_CHECKING:
-    from tr11ops.alerts.state import Alert, HeldVerdict, OnCall, UndeliveredMessages
     from tr11ops.runcard.card import RunCard
     from tr11ops.rundir.copies import DrillRecord
 
@@ -164,6 +173,8 @@ class ExtraObservations(Record):
     `looked`: when a watchdog, or a person as one, last looked at the run, and who that was; None for
     never, or where that cannot be read. `verdict`: what the watchdog's looks concluded so far.
     `on_call`: who is told first; None where the alerts, and so who took the shift, are unknown.
+    `is_quiet`: only what is critical is told now. `untold`: what a look has found of which the
+    watchdog has still to tell people (`seen_with`).
     What the card does not ask for is not looked at.
     """
 
@@ -182,6 +193,8 @@ class ExtraObservations(Record):
     looked_by: str = ""
     verdict: HeldVerdict | None = None
     on_call: OnCall | None = None
+    is_quiet: bool = False
+    untold: tuple[AlertCare, ...] = ()
 
     def unknowns(self) -> tuple[str, ...]:
         """What could not be observed, as `what: why`."""
@@ -191,7 +204,7 @@ class ExtraObservations(Record):
         self, snapshot: Snapshot, findings: tuple[Finding, ...], verdict: Verdict
     ) -> ExtraObservations:
         """With the open alerts as a look sees them that has found this, and changes none: in its words; of
-        what it no longer finds, when the watchdog closes it.
+        what it no longer finds, when the watchdog closes it. And with what no one was told of yet.
         """
         if isinstance(self.alerts, Unknown) or not seen_something(snapshot, verdict):
             return self
@@ -217,7 +230,17 @@ class ExtraObservations(Record):
             looks = snapshot.run.alerts.resolve_after - gone.clear_looks
             return replace(gone, closes=watchdog.next_due + looks * watchdog.interval_seconds)
 
-        return replace(self, alerts=tuple(map(now, self.alerts)))
+        least = Severity.CRITICAL if self.is_quiet else Severity.WARNING
+        awaited = tuple(
+            AlertCare(
+                closes=None if watchdog is None else watchdog.next_due,
+                subject=f"{finding.detector} {finding.subject}".strip(),
+                is_told=False,
+            )
+            for finding in untold(findings, self.alerts)
+            if finding.severity >= least
+        )
+        return replace(self, alerts=tuple(map(now, self.alerts)), untold=awaited)
 
 
 EXTRA_NAMES = frozenset(observed_fields(ExtraObservations).values())
@@ -230,13 +253,13 @@ def observe_extra(directory: RunDirectory, card: RunCard, snapshot: Snapshot) ->
             alerts=Unknown(snapshot.unmounted or f"{directory.root} is not there")
         )
     from tr11ops.alerts.policy import policy_of
-    from tr11ops.alerts.state import AlertState
-    from tr11ops.alerts.store import current_alert_state
 
     seen = observed(current_alert_state, directory)
-    last, on_call = known(seen, AlertState()), None
+    last = known(seen, AlertState())
+    on_call = None
+    policy = policy_of(card, mark="", host="")
     if not isinstance(seen, Unknown):
-        on_call = policy_of(card, mark="", host="").on_call(last.shift, snapshot.time)
+        on_call = policy.on_call(last.shift, snapshot.time)
     return ExtraObservations(
         seen if isinstance(seen, Unknown) else last.open_alerts,
         best_rates(directory.paths),
@@ -247,13 +270,12 @@ def observe_extra(directory: RunDirectory, card: RunCard, snapshot: Snapshot) ->
         looked_by=last.looked_by,
         verdict=last.verdict,
         on_call=on_call,
+        is_quiet=policy.is_quiet(snapshot.time),
     )
 
 
 def _undelivered(directory: RunDirectory) -> Observed[UndeliveredMessages]:
     """The messages still to be sent. What reads them is loaded where there are some."""
-    from tr11ops.alerts.state import UndeliveredMessages
-    from tr11ops.alerts.store import outbox_folder
 
     folder = outbox_folder(directory)
     if not known(observed(lambda: folder.is_dir() and any(folder.iterdir())), True):

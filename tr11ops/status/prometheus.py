@@ -9,17 +9,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import TYPE_CHECKING
 
+from prometheus_client import CollectorRegistry, generate_latest, start_http_server
+from prometheus_client.core import GaugeMetricFamily
+
+from tr11ops.alerts.state import Alert
 from tr11ops.rundir.disk_usage import KINDS
 from tr11ops.status.document import Status, tasks_of, unknown_names
 from tr11ops.status.metrics import BY_NAME, METRICS, Metric
 from tr11ops.watchdog.verdict import VerdictWord
-
-if TYPE_CHECKING:
-    from prometheus_client.core import GaugeMetricFamily
-
-    from tr11ops.alerts.state import Alert
 
 # of one metric: the values of its own labels, and the number
 Samples = list[tuple[tuple[str, ...], float]]
@@ -240,8 +238,6 @@ def _yes_or_no(value: bool | None) -> Samples:
 
 
 def _family(metric: Metric, samples: Samples, run: tuple[str, str]) -> GaugeMetricFamily:
-    from prometheus_client.core import GaugeMetricFamily
-
     labels = ("run", "variant", *metric.labels)
     family = GaugeMetricFamily(metric.name, metric.words, labels=labels)
     for values, value in samples:
@@ -279,7 +275,6 @@ class StatusCollector:
 
 def exposition(status: Status, is_open_metrics: bool = False) -> str:
     """The text that a textfile collector reads; else OpenMetrics, which ends in `# EOF`."""
-    from prometheus_client import CollectorRegistry, generate_latest
     from prometheus_client.openmetrics.exposition import generate_latest as open_metrics
 
     registry = CollectorRegistry()
@@ -299,7 +294,6 @@ def serve(
     `status_now` is called at each scrape; `run` (name, variant) is for a scrape at which that
     fails.
     """
-    from prometheus_client import CollectorRegistry, start_http_server
 
     registry = CollectorRegistry()
     registry.register(StatusCollector(status_now, run))

@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import json
 from functools import partial
-from typing import TYPE_CHECKING
 
+from tr11ops.base.errors import SchedulerError
+from tr11ops.base.observed import Unknown, observed
+from tr11ops.cluster.base import Overview
+from tr11ops.detect.registry import DETECTORS
+from tr11ops.goodput.account import account
+from tr11ops.goodput.history import read_history
+from tr11ops.observe.look import facts_of
+from tr11ops.observe.snapshot import Snapshot
+from tr11ops.runcard.card import RunCard
+from tr11ops.rundir.paths import RunDirectory
+from tr11ops.status.assessment import assess
+from tr11ops.status.extra_observations import observe_extra
 from tr11ops.status.published import GoodputSummary, published_status
-
-if TYPE_CHECKING:
-    from tr11ops.base.observed import Unknown
-    from tr11ops.cluster.base import Overview
-    from tr11ops.observe.snapshot import Snapshot
-    from tr11ops.runcard.card import RunCard
-    from tr11ops.rundir.paths import RunDirectory
 
 
 def document(
@@ -30,10 +34,6 @@ def document(
     """
     if not card.hub.publish_status:
         return None
-    from tr11ops.detect.registry import DETECTORS
-    from tr11ops.observe.look import facts_of
-    from tr11ops.status.assessment import assess
-    from tr11ops.status.extra_observations import observe_extra
 
     if scheduler is None:
         reader = _usual_scheduler(directory)
@@ -54,8 +54,7 @@ def document(
 
 
 def _usual_scheduler(directory: RunDirectory) -> Overview | Unknown:
-    from tr11ops.base.errors import SchedulerError
-    from tr11ops.base.observed import Unknown
+
     from tr11ops.cluster.select import choose_scheduler
 
     recorded = directory.recorded_scheduler()
@@ -71,9 +70,6 @@ def _usual_scheduler(directory: RunDirectory) -> Overview | Unknown:
 
 def _goodput(directory: RunDirectory, snapshot: Snapshot) -> GoodputSummary | None:
     """None where the run's past cannot be read, or where there is none yet."""
-    from tr11ops.base.observed import Unknown, observed
-    from tr11ops.goodput.account import account
-    from tr11ops.goodput.history import read_history
 
     if snapshot.unmounted or not directory.exists:
         return None

@@ -14,8 +14,9 @@ import re
 from collections import Counter
 from collections.abc import Container, Iterable, Mapping
 from datetime import datetime
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from tr11ops.alerts.state import AlertCare, OnCall
 from tr11ops.cluster.base import ACTIVE_STATES, JobState
 from tr11ops.observe.snapshot import SNAPSHOT_NAMES
 from tr11ops.status.answer import NEEDS
@@ -24,9 +25,6 @@ from tr11ops.status.extra_observations import EXTRA_NAMES
 from tr11ops.watchdog.verdict import STALLING, VerdictWord
 from trainer.contract.record import LARGEST_NUMBER, Record
 from trainer.contract.units import printable, shortened
-
-if TYPE_CHECKING:
-    from tr11ops.alerts.state import AlertCare, OnCall
 
 SCHEMA = 1
 MOST_ROWS = 60
@@ -262,22 +260,25 @@ def text(value: object, most: int = LONGEST) -> str:
 
 def care_of(alert: Mapping[str, Any]) -> AlertCare:
     """Who looks after an alert of a document, whoever wrote it."""
-    from tr11ops.alerts.state import AlertCare
-
     return AlertCare(
         text(alert.get("owner"), 60),
         text(alert.get("acknowledged_by"), 60),
         seconds_of(alert.get("snoozed_until")),
         tuple(text(name, 60) for name in list_of(alert.get("told"))[:MOST_ROWS]),
         is_found=alert.get("found") is not False,
-        closes=seconds_of(alert.get("closes")),
+        closes=seconds_of(alert.get("looks") or alert.get("closes")),
+        is_told=alert.get("told", ()) is not None,
+        subject=text(f"{alert.get('detector') or ''} {alert.get('subject') or ''}", 80),
     )
+
+
+def cares_of(told: Mapping[str, Any]) -> tuple[AlertCare, ...]:
+    """Who looks after what a document tells of: what no one was told of yet, then the open alerts."""
+    return tuple(map(care_of, (*rows(told.get("untold")), *rows(told.get("alerts")))))
 
 
 def on_call_of(value: object) -> OnCall | None:
     """Who is on call by a document, whoever wrote it; None where it does not tell."""
-    from tr11ops.alerts.state import OnCall
-
     told = table(value)
     who = tuple(text(name, 60) for name in list_of(told.get("who"))[:MOST_ROWS])
     if not isinstance(value, Mapping):

@@ -5,9 +5,10 @@ log proves. Pure.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from msgspec.structs import replace
+from rich.console import Group, RenderableType
 
 from tr11ops.base.units import capitalized, counted, duration, size, timestamp
 from tr11ops.hub.log_end import LogEnd
@@ -30,10 +31,6 @@ from tr11ops.status.remote import OutsideVerdict, RemoteView, judge_outside, tim
 from tr11ops.status.rows import Row, Screen
 from tr11ops.status.screen import badge_style, copy_rows, heading, line, node_rows, table_of
 from tr11ops.watchdog.verdict import MOVING, VerdictWord
-
-if TYPE_CHECKING:
-    from rich.console import RenderableType
-
 
 # The status document of a run seen from outside: what it published, and the end of its log. Pure.
 #
@@ -232,7 +229,6 @@ def _unknown(view: RemoteView) -> Iterator[str]:
 
 def render_outside(view: RemoteView, screen: Screen) -> RenderableType:
     """The whole screen as one renderable of `screen.width` columns."""
-    from rich.console import Group
 
     verdict = judge_outside(view)
     word, style = _badge(verdict)

@@ -12,17 +12,16 @@ from operator import attrgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tr11ops.alerts.state import AlertCare, OnCall
+from tr11ops.alerts.state import AlertCare, HeldVerdict, OnCall
 from tr11ops.base.observed import known, observed
 from tr11ops.base.units import counted, duration, first_few
 from tr11ops.cluster.base import ACTIVE_STATES
 from tr11ops.runcard.find import CARD_FILE, SUBMISSIONS
 from tr11ops.rundir.paths import RunDirectory
 from tr11ops.status.published import (
-    care_of,
+    cares_of,
     list_of,
     on_call_of,
-    rows,
     table,
     text,
     word_of,
@@ -35,7 +34,6 @@ from trainer.contract.record import Record
 from trainer.contract.state_file import read_json
 
 if TYPE_CHECKING:
-    from tr11ops.alerts.state import HeldVerdict
     from tr11ops.runcard.card import RunCard
 
 SCHEMA = 1
@@ -75,29 +73,6 @@ def unwatched(word: VerdictWord, fault: object) -> str:
     if word is VerdictWord.FINISHED:
         return ""
     return text(fault)
-
-
-def alerts_words(cares: Sequence[AlertCare], on_call: OnCall | None, now: float) -> str:
-    """How many alerts are open, and who has those whose fault is found, or was told of it. What is said
-    of the others is told apart: it holds for none that a person has to act on.
-    """
-    found = [care for care in cares if care.is_found]
-    closing = [care for care in cares if not care.is_found]
-    said = []
-    if found:
-        untaken = [care for care in found if not care.holder]
-        who = "; ".join(dict.fromkeys(care.words(on_call, now) for care in found))
-        if untaken and len(found) > 1:
-            some = "any" if len(untaken) == len(found) else len(untaken)
-            who = f"no one has taken {some} of them"
-            if on_call is not None:
-                who += min((care.called(on_call) for care in untaken), key=len)
-        said.append(f"{counted(len(found), 'is', 'are')} open: {who}")
-    if len(closing) == 1:
-        said.append(f"1 is {closing[0].words(on_call, now)}")
-    elif closing:
-        said.append(f"{len(closing)} are no longer found, and close by themselves")
-    return "; ".join(said)
 
 
 class ListedRun(Record):
@@ -149,8 +124,8 @@ class ListedRun(Record):
 
     @property
     def cares(self) -> tuple[AlertCare, ...]:
-        """Who looks after each of its open alerts, the most severe first."""
-        return tuple(map(care_of, rows(self.told.get("alerts"))))
+        """Who looks after what it has: what no one was told of, then its alerts, the most severe first."""
+        return cares_of(self.told)
 
     @property
     def owners(self) -> tuple[str, ...]:
@@ -179,7 +154,10 @@ class ListedRun(Record):
         """Who has what it needs a person for; with `are_told` also who was told where no one has."""
         if self.told.get("alerts") is None:
             return "not known who has it"
-        found = [care for care in self.cares if care.is_found]
+        cares = self.cares
+        if not all(care.is_told for care in cares):
+            return "no one was told yet"
+        found = [care for care in cares if care.is_found]
         untaken = [care for care in found if not care.holder]
         if not found:
             return "no alert yet"

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from tr11ops.alerts.state import AlertCare
+from tr11ops.alerts.state import alerts_words
 from tr11ops.base.invocation import command_for
 from tr11ops.base.units import counted, duration, wrapped
 from tr11ops.cluster.arrays import compress
 from tr11ops.status.published import seconds_of
-from tr11ops.status.run_list import ListedRun, RunList, alerts_words, total, unwatched
+from tr11ops.status.run_list import ListedRun, RunList, total, unwatched
 from tr11ops.watchdog.verdict import MOVING, VerdictWord
 
 TITLES = f"{'verdict':<10} {'for':>11} {'iteration':>15} {'left':>11}  run"
@@ -70,13 +70,9 @@ def _step(done: int | None, planned: int | None) -> str:
 
 def _facts(run: ListedRun, now: float) -> Iterator[str]:
     """Who has its alerts, who is on call, whose it is, and on which nodes."""
-    said = ""
-    if run.cares:
-        said = f"alerts: {alerts_words(run.cares, run.on_call, now)}"
-    elif run.exit_code == 1:
-        said = AlertCare().words(run.on_call, now)
+    said = alerts_words(run.cares, run.on_call, now)
     if said:
-        yield said
+        yield f"alerts: {said}"
     if run.on_call is None:
         yield "on call: unknown"
     elif run.on_call.who and (run.on_call.taken is not None or " on call" not in said):

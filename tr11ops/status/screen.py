@@ -8,8 +8,12 @@ from __future__ import annotations
 import io
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from operator import attrgetter
-from typing import TYPE_CHECKING
 
+from rich.console import Console, Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from tr11ops.alerts.state import alerts_words
 from tr11ops.base.units import (
     capitalized,
     command_lines,
@@ -37,12 +41,6 @@ from tr11ops.status.rows import (
 )
 from tr11ops.watchdog.verdict import VerdictWord
 from trainer.contract.units import shortened
-
-if TYPE_CHECKING:
-    from rich.console import RenderableType
-    from rich.table import Table
-    from rich.text import Text
-
 
 # What of the status screen is shown where the terminal is too low for all of it. Pure.
 #
@@ -187,9 +185,6 @@ def render(status: Status, screen: Screen) -> RenderableType:
     """The whole screen as one renderable of `screen.width` columns, and of `screen.height` lines
     where it has one.
     """
-    from rich.console import Group
-    from rich.table import Table
-
     badge, name = (
         badge_style(status.verdict, status.may_sleep),
         f"{status.run.name} / {status.run.variant}",
@@ -252,15 +247,11 @@ def _details(status: Status, screen: Screen) -> Iterator[Row]:
 
 def line(words: str, screen: Screen, style: str = "") -> Text:
     """Words that a terminal can be trusted with."""
-    from rich.text import Text
-
     return Text(plain(words, screen.unicode), style=style, overflow="fold")
 
 
 def table_of(given: Iterable[Row], screen: Screen) -> Table:
     """The rows, their labels in a column of their own."""
-    from rich.table import Table
-
     body = Table.grid(padding=(0, 1, 0, 0))
     body.add_column(width=LABEL_WIDTH, no_wrap=True)
     body.add_column(overflow="fold", width=screen.content_width)
@@ -273,8 +264,6 @@ def _words_of(row: Row, screen: Screen) -> Text:
     """A row's words, of which a rank may have written hundreds; a command stays whole, and can be
     copied.
     """
-    from rich.text import Text
-
     _, words, style = row
     if style != "bold":
         words = shortened(words, LONGEST)
@@ -286,8 +275,6 @@ def _words_of(row: Row, screen: Screen) -> Text:
 
 def heading(word: str, style: str, name: str, time: float, screen: Screen) -> Text:
     """The first line: the word, the run, the time; the time below where one line does not hold all."""
-    from rich.text import Text
-
     title = Text(overflow="fold")
     title.append(f" {word} ", style)
     title.append(plain(f" {name}", screen.unicode), "bold")
@@ -299,8 +286,6 @@ def heading(word: str, style: str, name: str, time: float, screen: Screen) -> Te
 
 def _height(text: Text, width: int) -> int:
     """Lines that a text takes."""
-    from rich.console import Console
-
     return len(text.wrap(Console(width=width, file=io.StringIO()), width, overflow="fold"))
 
 
@@ -522,11 +507,14 @@ def _open_alerts(status: Status) -> Iterator[Row]:
     if seen is None:
         yield "alerts", f"unknown: {status.reason_unknown('alerts')}", "magenta"
         return
-    if not seen:
+    label = "alerts"
+    if status.untold:
+        yield label, alerts_words(status.untold, status.on_call, status.time), "red"
+        label = ""
+    elif not seen:
         fault = status.watchdog_fault
-        yield "alerts", f"none open; {fault}" if fault else "none open", "yellow" if fault else ""
-        return
-    for index, alert in enumerate(seen[:ALERTS_SHOWN]):
+        yield label, f"none open; {fault}" if fault else "none open", "yellow" if fault else ""
+    for alert in seen[:ALERTS_SHOWN]:
         who = alert.care.words(status.on_call, status.time)
         if not (alert.holder or alert.clear_looks):
             who += f": `{status.command(f'alerts ack {alert.fingerprint}')}`"
@@ -536,7 +524,8 @@ def _open_alerts(status: Status) -> Iterator[Row]:
         title = shortened(
             f"{alert.severity.name} {alert.title}", max(LONGEST // 3, LONGEST - len(told))
         )
-        yield "alerts" if index == 0 else "", f"{title}{told}", style
+        yield label, f"{title}{told}", style
+        label = ""
         if alert.watchdog:
             yield "", alert.watchdog, ""
     if len(seen) > ALERTS_SHOWN:

@@ -13,14 +13,14 @@ from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
+from tr11ops.alerts.state import Alert, HeldVerdict, alerts_words
 from tr11ops.base.observed import known
 from tr11ops.base.units import duration
-from tr11ops.detect.node_progress import short_name
+from tr11ops.detect.node_progress import NodeProgress, short_name
 from tr11ops.status.published import word_of
 from tr11ops.status.run_list import (
     ListedRun,
     RunList,
-    alerts_words,
     kept_words,
     unwatched,
 )
@@ -29,9 +29,7 @@ from trainer.contract.record import Record
 from trainer.contract.units import shortened
 
 if TYPE_CHECKING:
-    from tr11ops.alerts.state import Alert, HeldVerdict
     from tr11ops.cluster.base import Job
-    from tr11ops.detect.node_progress import NodeProgress
     from tr11ops.status.assessment import Assessment
     from tr11ops.status.document import Status
     from trainer.contract.attempt import Heartbeat
@@ -214,8 +212,7 @@ def _closes_by_itself(alert: Alert) -> bool:
 
 def _alerts_sentence(status: Status) -> str:
     """Who has its alerts and was told, and who is on call where that does not say it."""
-    cares = [alert.care for alert in status.alerts or ()]
-    told = alerts_words(cares, status.on_call, status.time) or "none is open"
+    told = alerts_words(status.cares, status.on_call, status.time) or "none is open"
     if status.on_call is not None and status.on_call.names not in told:
         told += f"; on call: {status.on_call.words(status.time)}"
     return f"alerts: {told}"

@@ -19,6 +19,9 @@ from typing import TYPE_CHECKING
 from msgspec.structs import replace
 
 from tr11ops.agent.mitigation import switch_of
+from tr11ops.alerts.sending import Sender
+from tr11ops.alerts.service import AlertInput, AlertOutcome, process
+from tr11ops.alerts.situation import RunSituation
 from tr11ops.base.observed import Observed, Unknown, cause, known, observed
 from tr11ops.base.units import duration
 from tr11ops.detect.detector import Finding
@@ -27,6 +30,7 @@ from tr11ops.observe.jobs import look_for_directory
 from tr11ops.observe.look import facts_of, look_now, observe
 from tr11ops.observe.snapshot import RunFacts, Snapshot
 from tr11ops.observe.training_files import read_stacks
+from tr11ops.runcard.card import CardError, RunCard
 from tr11ops.rundir.action_log import DAY_SECONDS, KEPT_SECONDS, ActionHistory, ActionRecord, replay
 from tr11ops.rundir.exclusions import AUTOMATIC_OWNER, publish
 from tr11ops.rundir.fallback import existing_fallback
@@ -50,6 +54,7 @@ from tr11ops.watchdog.policy import plan
 from tr11ops.watchdog.repairs import note_out_of_service, out_of_service
 from tr11ops.watchdog.rules import progress
 from tr11ops.watchdog.since import held_verdict
+from tr11ops.watchdog.situation import condition_of, situation_of
 from tr11ops.watchdog.stacks import hanging_jobs, take_missing_stacks
 from tr11ops.watchdog.verdict import Verdict, judge, seen_something, with_what_resumes
 from trainer.contract.files import append_line, refresh
@@ -59,11 +64,8 @@ from trainer.contract.record import Record
 from trainer.contract.state_file import read_bytes, tail_lines
 
 if TYPE_CHECKING:
-    from tr11ops.alerts.service import AlertOutcome
-    from tr11ops.alerts.situation import RunSituation
     from tr11ops.cluster.base import Scheduler
     from tr11ops.launch.session import LaunchJob
-    from tr11ops.runcard.card import RunCard
 
 
 # Whose turn it is to act: of all watchdogs of a run, on any number of machines, one at a time.
@@ -510,8 +512,6 @@ def _situation(
     """What the mails say of the run. The plan is that of this moment: what is told comes before
     what is done.
     """
-    from tr11ops.watchdog.situation import situation_of
-
     try:
         return situation_of(
             run.directory,
@@ -531,9 +531,6 @@ def _situation(
 
 
 def _condition_alone(pulse: Pulse) -> RunSituation:
-    from tr11ops.alerts.situation import RunSituation
-    from tr11ops.watchdog.situation import condition_of
-
     return RunSituation(condition=condition_of(pulse.verdict, pulse.snapshot), knows_acts=False)
 
 
@@ -541,10 +538,6 @@ def _told(
     run: WatchedRun, pulse: Pulse, situation: RunSituation, email: bool, notes: list[str]
 ) -> Pulse:
     """Tell the people; what cannot be sent now is kept on disk by the service, and said here."""
-    from tr11ops.alerts.sending import Sender
-    from tr11ops.alerts.service import AlertInput, process
-    from tr11ops.runcard.card import CardError
-
     snapshot = pulse.snapshot
     hidden = unjudged_detectors(snapshot)
     held = held_verdict(snapshot, pulse.findings, pulse.verdict)

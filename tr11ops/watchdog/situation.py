@@ -12,6 +12,7 @@ from zoneinfo import ZoneInfo
 
 from msgspec.structs import replace
 
+from tr11ops.alerts.service import AlertOutcome, process_some
 from tr11ops.alerts.situation import Act, RunCondition, RunSituation, Spell
 from tr11ops.base.observed import Unknown, known
 from tr11ops.base.units import MINUTE, duration, timestamp
@@ -35,7 +36,6 @@ from tr11ops.watchdog.actions import Plan
 from tr11ops.watchdog.verdict import TRAINING, Verdict, VerdictWord
 
 if TYPE_CHECKING:
-    from tr11ops.alerts.service import AlertOutcome
     from tr11ops.runcard.card import RunCard
 
 NO_PROGRESS = PastProgress(0, 0, 0, None)
@@ -179,7 +179,6 @@ def alert(
     disk did not let them be kept. All else is left to the pulse.
     """
     from tr11ops.alerts.sending import Sender
-    from tr11ops.alerts.service import process_some
 
     snapshot = observe(
         directory, facts_of(card, typed), Unknown("only the file systems were looked at"), now

@@ -22,8 +22,7 @@ from tests.tr11ops.cron.queues import Queue
 from tr11ops.base.observed import Observed, Unknown
 from tr11ops.cli import cron_install
 from tr11ops.cli.common import directory_of
-from tr11ops.cluster.base import Job
-from tr11ops.cluster.base import JobState as SlurmState
+from tr11ops.cluster.base import Job, JobState as SlurmState
 from tr11ops.cron.chain import Link
 from tr11ops.cron.jobs import Every, PeriodicJob
 from tr11ops.cron.runner import KEPT_CARD

@@ -31,8 +31,13 @@ from tr11ops.rundir.journal import read_journal
 from trainer.contract import requests
 from trainer.contract.attempt import EndMarker
 from trainer.contract.metrics_record import format_step
-from trainer.contract.requests import Request, new_request, pause_of, read_request
-from trainer.contract.requests import RequestAnswer as CheckpointAnswer
+from trainer.contract.requests import (
+    Request,
+    RequestAnswer as CheckpointAnswer,
+    new_request,
+    pause_of,
+    read_request,
+)
 
 
 # ----------------------------------------------------------------------------- pause

@@ -48,8 +48,12 @@ def test_since_when_and_the_slow_node_are_said() -> None:
 
 def test_the_first_screen_of_a_run_answers_who_has_the_alert_and_why_it_ended() -> None:
     now = 1_651_406_400.0
-    alert = {"fingerprint": "abcd", "severity": "critical", "title": "it hangs"}
-    told = {"verdict": "down", "run": {}, "last_attempts": [{"id": "7", "how": "out of memory"}]}
+    alert = {"fingerprint": "abcd", "severity": "critical", "title": "it hangs", "detector": "hung"}
+    told: dict[str, object] = {
+        "verdict": "down",
+        "run": {},
+        "last_attempts": [{"id": "7", "how": "out of memory"}],
+    }
 
     def shown(alerts: list[dict[str, object]]) -> str:
         return view_of(News("k", Path("k"), document={**told, "alerts": alerts}), now).alerts_line
@@ -59,14 +63,21 @@ def test_the_first_screen_of_a_run_answers_who_has_the_alert_and_why_it_ended() 
     assert unread.alerts_line == "Not known.", "what could not be read is not said to be well"
     told["on_call"] = {"who": ["bo@example.org"]}
     assert shown([alert]) == "1 is open: no one has taken it; bo@example.org is on call."
-    said = "2 are open: no one has taken 1 of them; bo@example.org is on call."
-    assert shown([alert, {**alert, "owner": "ana"}]) == said
+    said = "1 (hung) is open: no one has taken it; bo@example.org is on call; 1 (hung 8) is open: ana has it."
+    assert shown([alert, {**alert, "subject": "8", "owner": "ana"}]) == said
     assert shown([{**alert, "acknowledged_by": "ana"}]) == "1 is open: ana has it."
     gone = {**alert, "found": False, "closes": "2022-05-01T12:04:00Z"}
     fate = "no longer found; the watchdog closes it in about 4 min"
     assert shown([gone]) == f"1 is {fate}."
-    assert shown([gone] * 2) == "2 are no longer found, and close by themselves."
-    assert shown([alert, gone]).endswith(f"bo@example.org is on call; 1 is {fate}."), "told apart"
+    assert shown([gone] * 2) == "2 (hung, hung) are no longer found, and close by themselves."
+    assert shown([alert, gone]).endswith(f"is on call; 1 (hung) is {fate}."), "told apart"
+    told["untold"] = [{"subject": "slow-node n01", "looks": "2022-05-01T12:01:03Z", "told": None}]
+    tells = "the watchdog looks within 1 min 3 s and then tells bo@example.org"
+    assert shown([]) == f"1 is not told yet: {tells}."
+    assert shown([gone]) == f"1 (slow-node n01) is not told yet: {tells}; 1 (hung) is {fate}."
+    told["untold"] = [{"subject": "slow-node n01", "looks": None, "told": None}]
+    assert shown([]) == "1 is not told yet: no watchdog looks, so no one will be told."
+    del told["untold"]
     session, can_act = WebSession("ben", 0.0), view_of(News("k", Path("run")), 0.0)
     for holder, wanted in (
         ("", "Acknowledge"),

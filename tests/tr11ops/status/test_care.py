@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from tests.tr11ops.status.care_cases import HEALTHY, alert, asked_for, look
+from tests.tr11ops.status.care_cases import FAULT, HEALTHY, alert, asked_for, look
 from tests.tr11ops.status_cases import (
     DAY,
     HOUR,
@@ -24,7 +24,7 @@ from tests.tr11ops.status_cases import (
 )
 from tr11ops.alerts.sending import Sender
 from tr11ops.alerts.service import AlertInput, process
-from tr11ops.alerts.state import OnCall
+from tr11ops.alerts.state import OnCall, alerts_words
 from tr11ops.base.observed import Unknown, known
 from tr11ops.cluster.base import JobState, Node
 from tr11ops.detect.detector import Finding, Severity
@@ -51,7 +51,7 @@ from tr11ops.status.extra_observations import (
     node_use,
     observe_extra,
 )
-from tr11ops.status.published import care_of
+from tr11ops.status.published import care_of, cares_of
 from tr11ops.status.screen import (
     LONGEST,
     alert_rows,
@@ -411,6 +411,37 @@ def test_an_alert_whose_fault_is_gone_says_when_it_closes() -> None:
     for found, verdict in (((remark,), HEALTHY), ((), Verdict(VerdictWord.UNKNOWN, "?"))):
         extra = ExtraObservations((gone,)).seen_with(seen, found, verdict)
         assert known(extra.alerts, ())[0].care.is_found
+
+
+def test_what_no_one_was_told_of_says_when_the_watchdog_tells_and_names_its_subject() -> None:
+    """Beside a run that was down stood "none open"; and that of another node people had been told."""
+    ana = OnCall(("ana@example.org",))
+    old = alert("slow-node", "n01", severity=Severity.WARNING, told=ana.who)
+    gone = "1 (slow-node n01) is no longer found; the watchdog closes it in about 1 h 50 min"
+    slow = Finding(
+        "slow-node", Severity.WARNING, "n02 holds the others back", "n02", identity=("n02",)
+    )
+    watched = snapshot(periodic_jobs=(cron_job(),))
+    tells = "is not told yet: the watchdog looks within 50 min and then tells ana@example.org"
+    silent = "is not told yet: no watchdog looks, so no one will be told"
+    for seen, found, is_quiet, words in (
+        (watched, FAULT, True, f"1 (stalled 1000_7) {tells}; {gone}"),
+        (watched, slow, False, f"1 (slow-node n02) {tells}; {gone}"),
+        (watched, slow, True, gone.replace(" (slow-node n01)", "")),
+        (
+            snapshot(periodic_jobs=()),
+            FAULT,
+            False,
+            f"1 (stalled 1000_7) {silent}; 1 (slow-node n01) is no longer found",
+        ),
+    ):
+        extra = ExtraObservations((old,), on_call=ana, is_quiet=is_quiet)
+        status = shown(seen, extra.seen_with(seen, (found,), HEALTHY))
+        assert alerts_words(status.cares, ana, NOW) == words
+        assert alerts_words(cares_of(status.document()), ana, NOW) == words
+        told = replace(alert(fingerprint=found.fingerprint), told=ana.who)
+        after = ExtraObservations((told,)).seen_with(seen, (found,), HEALTHY)
+        assert after.untold == ()
 
 
 def test_an_open_alert_is_told_in_the_words_of_this_look() -> None:

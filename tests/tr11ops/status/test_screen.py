@@ -13,8 +13,7 @@ from itertools import takewhile
 from pathlib import Path
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 from msgspec.structs import replace
 
 from tests.plugins.golden_fixture import Golden

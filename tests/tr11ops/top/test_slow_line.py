@@ -290,7 +290,11 @@ def test_each_alert_is_shown_with_who_has_it_and_taken_or_snoozed_by_its_inciden
         assert len(app.screen_stack) == 1, "of no alert that is not shown"
         await pilot.press("enter", "a")
         assert "small/main: alerts" in head(app)
-        assert sentence(app).startswith("alerts: 1 is open: no one has taken it; 2 are no longer ")
+        assert sentence(app).startswith("alerts: 1 (")
+        assert (
+            "(exclusion-cap) is open: no one has taken it; 2 (down, held 4) are no longer found"
+            in sentence(app)
+        )
         whose = [row[2] for row in shown(app)]
         assert whose == ["no one", *["no longer found"] * 2], "what a person has to do with first"
         assert "; no one has taken it" in more(app)

@@ -23,8 +23,7 @@ from tr11ops.goodput.history import read_history
 from tr11ops.observe.lease import LeaseHolder
 from tr11ops.observe.look import facts_of, observe
 from tr11ops.runcard.card import RunCard, load_card
-from tr11ops.rundir.action_log import ActionHistory as Deeds
-from tr11ops.rundir.action_log import ActionRecord, Result
+from tr11ops.rundir.action_log import ActionHistory as Deeds, ActionRecord, Result
 from tr11ops.rundir.attempts import AttemptVerdict, LaunchRecord
 from tr11ops.rundir.exclusion import Exclusion
 from tr11ops.rundir.exclusions import AUTOMATIC_OWNER

@@ -74,7 +74,7 @@ class Scene:
         write_heartbeat(
             self.card.paths.heartbeat(0), Heartbeat(0, "n1", 1, "training", 7, time.time(), "100")
         )
-        monkeypatch.setattr("tr11ops.alerts.service.process", self.process)
+        monkeypatch.setattr("tr11ops.watchdog.pulse.process", self.process)
 
     def process(
         self, sender: object, sight: AlertInput, deliver: bool, unmounted: str
