@@ -30,8 +30,7 @@ import torch.distributed as dist
 from models import Shape, card
 from msgspec.structs import replace
 from torch import Tensor, nn
-from torch.distributed.pipelining import PipelineStage
-from torch.distributed.pipelining import schedules as torchs
+from torch.distributed.pipelining import PipelineStage, schedules as torchs
 from torch.nn import functional
 
 from tr11ops.agent.allocation import free_port

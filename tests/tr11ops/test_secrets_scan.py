@@ -22,8 +22,7 @@ from typing import Any
 from urllib.parse import quote
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from tests.plugins.faulty_hub import FaultyHub
 from tests.plugins.object_store_fixture import ObjectStore
@@ -37,8 +36,7 @@ from tr11ops.base.retry import RetryPolicy
 from tr11ops.cli import sync, upload
 from tr11ops.cli.main import execute
 from tr11ops.cron.table_programs import Invocation, round_script
-from tr11ops.hub import base as hub_base
-from tr11ops.hub import client as hub_client
+from tr11ops.hub import base as hub_base, client as hub_client
 from tr11ops.runcard.card import CardError, OwnCard, load_card
 from tr11ops.rundir.paths import RunDirectory
 

@@ -23,8 +23,7 @@ from tr11ops.twin.fault_store import FaultStore
 from tr11ops.twin.twin import Twin
 from trainer.contract.attempt import EndMarker
 from trainer.contract.checkpoint_names import read_latest
-from trainer.contract.manifest import Manifest as CheckpointManifest
-from trainer.contract.manifest import manifest_faults
+from trainer.contract.manifest import Manifest as CheckpointManifest, manifest_faults
 from trainer.contract.paths import ATTEMPT_FILE, RunPaths
 
 SHAPE = (

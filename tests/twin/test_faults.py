@@ -17,8 +17,7 @@ from types import SimpleNamespace
 from typing import cast
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from tests.plugins.command_server import tr11_command
 from tests.plugins.twin_fixture import require_slurm

@@ -22,13 +22,13 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from msgspec import field
 from msgspec.structs import asdict, replace
 
 from tr11ops.backup.archives import folder_fault
-from tr11ops.backup.survey import look_at_copies
+from tr11ops.backup.survey import Sight, look_at_copies
 from tr11ops.base.errors import StopAsked
 from tr11ops.checkpoints.catalogue import Catalogue, read_catalogue
 from tr11ops.checkpoints.quarantine import (
@@ -57,10 +57,6 @@ from trainer.contract.checkpoint_formats import MANIFEST_FILE
 from trainer.contract.files import sync_folder
 from trainer.contract.record import Record
 from trainer.contract.resumable import ResumeNeed
-
-if TYPE_CHECKING:
-    from tr11ops.backup.survey import Sight
-
 
 # Taking one folder away: hide it, decide, unlink. A kill between any two system calls leaves it
 # whole or hidden.

@@ -18,8 +18,7 @@ from tr11ops.base.invocation import command_for
 from tr11ops.base.units import counted, plain
 from tr11ops.cli.runner import DRY_RUN, JSON, NO_RUN, SET, Outcome, RunContext
 from tr11ops.importer.adopting import adopt_script
-from tr11ops.importer.importing import import_script as read
-from tr11ops.importer.importing import write_import
+from tr11ops.importer.importing import import_script as read, write_import
 from tr11ops.importer.options import Defect, DefectSeverity, Imported, LeftReason, PlacedValue
 from tr11ops.runcard.toml_writer import toml_value
 

@@ -14,8 +14,7 @@ from msgspec.structs import replace
 from tr11ops.alerts.changes import LONGEST_WHO, change_shift, seconds_of
 from tr11ops.alerts.incidents import SHIFT_ENDED, SHIFT_TAKEN
 from tr11ops.alerts.mail_route import mailed
-from tr11ops.alerts.mail_text.shared import clean
-from tr11ops.alerts.mail_text.shared import moment as said
+from tr11ops.alerts.mail_text.shared import clean, moment as said
 from tr11ops.alerts.sending import Sender
 from tr11ops.alerts.state import OnCall
 from tr11ops.alerts.store import current_alert_state

@@ -15,8 +15,7 @@ from tr11ops.base.installed import READING_CHECKPOINTS, require
 from tr11ops.base.observed import cause
 from tr11ops.base.units import counted, size
 from tr11ops.checkpoints.catalogue import Catalogue
-from tr11ops.checkpoints.verify import ValuesFound, VerifyResult
-from tr11ops.checkpoints.verify import verify as read_checkpoint
+from tr11ops.checkpoints.verify import ValuesFound, VerifyResult, verify as read_checkpoint
 from tr11ops.cli import completion
 from tr11ops.cli.checkpoints_keep import (
     existing_path,

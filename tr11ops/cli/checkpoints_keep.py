@@ -23,8 +23,7 @@ from tr11ops.cli.progress import ByteProgress
 from tr11ops.cli.runner import DRY_RUN, JSON, REASON, YES, Change, Outcome, RunContext
 from tr11ops.runcard.card import RunCard
 from tr11ops.runcard.kinds import ForeignCard, is_watched
-from tr11ops.rundir.checkpoint_pins import pin as put_pin
-from tr11ops.rundir.checkpoint_pins import unpin as take_pin
+from tr11ops.rundir.checkpoint_pins import pin as put_pin, unpin as take_pin
 from tr11ops.rundir.checkpoint_scan import SavedCheckpoint
 from tr11ops.rundir.claims import ClaimTaken, Clocks
 from tr11ops.rundir.journal import Journal, user_name

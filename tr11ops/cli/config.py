@@ -7,9 +7,10 @@ import math
 import textwrap
 from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
+from rich.table import Table
 
 from tr11ops.base.errors import WrongUsage
 from tr11ops.base.units import counted, duration, plain, size
@@ -21,18 +22,13 @@ from tr11ops.cluster.select import has_slurm
 from tr11ops.goodput.history import read_metrics
 from tr11ops.runcard.card import SECRET_FILE_KEYS, RunCard, own_card, resolved, tables_in
 from tr11ops.runcard.docs import CardKey, CardSection, card_sections
-from tr11ops.runcard.estimate import Duration, Estimate
-from tr11ops.runcard.estimate import estimate as derive
+from tr11ops.runcard.estimate import Duration, Estimate, estimate as derive
 from tr11ops.runcard.kinds import card_kind
 from tr11ops.runcard.load import apply_overrides, environment_secrets, secret_values
 from tr11ops.runcard.sections import parse_attempts
 from tr11ops.runcard.speed import with_gpus_of
 from tr11ops.runcard.toml_writer import write_card
 from trainer.config.card import CardError
-
-if TYPE_CHECKING:
-    from rich.table import Table
-
 
 # ----------------------------------------------------------------------------- estimate
 SCREEN_WIDTH = 80
@@ -132,7 +128,6 @@ def tables(found: Estimate, all_levels: bool = False) -> list[Table]:
 
 
 def _table(title: str, rows: Iterable[Row], names: int = 25) -> Table:
-    from rich.table import Table
 
     table = Table(
         title=title,
@@ -229,7 +224,6 @@ def _first_loss(found: Estimate) -> Iterable[Row]:
 
 
 def _rates(found: Estimate) -> Table:
-    from rich.table import Table
 
     table = Table(
         title="Learning rate",
@@ -249,7 +243,6 @@ def _rates(found: Estimate) -> Table:
 
 def _ramp(found: Estimate, all_levels: bool) -> Table | None:
     """Levels of the batch ramp with bubble and times: the first, the middle and the last, or all."""
-    from rich.table import Table
 
     levels = found.levels
     if len(levels) == 1:

@@ -23,9 +23,15 @@ from tr11ops.base.units import duration
 from tr11ops.cli.common import card_path, directory_of, nothing_there, say
 from tr11ops.cli.runner import DRY_RUN, JSON, YES, Change, Outcome, RunContext
 from tr11ops.cluster.select import has_slurm
-from tr11ops.cron.chain import Begun, ChainContext, JobPlacement, begin_link, choose_placement
-from tr11ops.cron.chain import install as have_chain
-from tr11ops.cron.chain import remove as end_chain
+from tr11ops.cron.chain import (
+    Begun,
+    ChainContext,
+    JobPlacement,
+    begin_link,
+    choose_placement,
+    install as have_chain,
+    remove as end_chain,
+)
 from tr11ops.cron.jobs import (
     ChainName,
     Every,
@@ -50,11 +56,11 @@ from tr11ops.cron.table_programs import (
     Program,
     RunCrontab,
     TableChange,
+    apply as apply_change,
     is_installed,
     plan_install,
     plan_removal,
 )
-from tr11ops.cron.table_programs import apply as apply_change
 from tr11ops.observe.jobs import was_never_launched, why_not_there
 from tr11ops.observe.readers import open_reader, open_scheduler
 from tr11ops.runcard.card import CardError, RunCard, card_from_resolved, resolved

@@ -7,7 +7,7 @@ from collections.abc import Callable, Container, Iterator, Sequence
 from difflib import get_close_matches
 from functools import cached_property, partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, TypeVar
+from typing import Annotated, TypeVar
 
 import typer
 from msgspec.structs import replace
@@ -19,15 +19,23 @@ from tr11ops.base.units import capitalized, duration
 from tr11ops.cli.common import AttemptOption, in_time, say
 from tr11ops.cli.logs import attempt_named, byte_progress
 from tr11ops.cli.runner import JSON, NO_RUN, Outcome, RunContext
-from tr11ops.cluster.base import Job, Scheduler
+from tr11ops.cluster.base import Job, JobState, Scheduler
 from tr11ops.cluster.slurm_command import PatientOnce
 from tr11ops.detect.attempts import is_without_word, look_at
 from tr11ops.detect.nodes_left import exclusion_limit, without_bad_nodes
 from tr11ops.detect.numbers import loss_not_finite
 from tr11ops.detect.registry import page_of, page_of_word
 from tr11ops.detect.unfinished_end import if_the_data_are_at_fault, is_bad, known_ends
+from tr11ops.diagnose.attribution.conclusion import JobWord, conclude, has_clean_end, read_launch
 from tr11ops.diagnose.attribution.evidence import Kind
 from tr11ops.diagnose.diagnosis import Diagnosis, NowState, followed
+from tr11ops.diagnose.look import (
+    LaunchNumber,
+    diagnose_files,
+    diagnose_launch,
+    if_it_goes_on,
+    nothing_known,
+)
 from tr11ops.diagnose.signature import FaultClass, NextStep
 from tr11ops.observe.files import read_attempts, read_details, read_heartbeats
 from tr11ops.observe.readers import open_reader
@@ -35,14 +43,10 @@ from tr11ops.observe.snapshot import Snapshot, newest_attempt
 from tr11ops.rundir.attempts import AttemptVerdict
 from tr11ops.rundir.journal import read_journal
 from tr11ops.rundir.paths import RunDirectory
+from tr11ops.status.assessment import Assessment, assess
 from tr11ops.status.extra_observations import ExtraObservations
 from trainer.contract.errors import NEEDS_PERSON, UNOBSERVED
 from trainer.contract.paths import read_attempt_label
-
-if TYPE_CHECKING:
-    from tr11ops.diagnose.attribution.conclusion import JobWord
-    from tr11ops.status.assessment import Assessment
-
 
 # ------------------------------------------------------------------------ advice on an ended launch
 
@@ -243,7 +247,6 @@ class _Sight:
     def assessment(self) -> Assessment | None:
         """None where the run directory, or the scheduler, does not answer."""
         from tr11ops.observe.look import facts_of
-        from tr11ops.status.assessment import assess
 
         card = self.context.card
         directory = self.context.directory
@@ -296,7 +299,6 @@ def _as_old_as(found: Diagnosis, files: list[Path]) -> Diagnosis:
     """The diagnosis of a log that ends on a whole step: it says that nothing is to be done only
     while it is written.
     """
-    from tr11ops.diagnose.look import if_it_goes_on
 
     if not found.signs.runs_on:
         return found
@@ -372,8 +374,6 @@ def _by_logs(
     """What the logs say of an attempt's last launch, or of that with a number: the main log and the
     workers' own, whoever asks.
     """
-    from tr11ops.diagnose.attribution.conclusion import read_launch
-    from tr11ops.diagnose.look import LaunchNumber, diagnose_launch, nothing_known
     from tr11ops.launch.watched import is_watched_attempt
 
     folder = directory.paths.attempt(attempt)
@@ -427,7 +427,6 @@ def _as_it_stands(sight: _Sight, found: Diagnosis) -> Diagnosis:
 
 def _end_before(sight: _Sight, found: Diagnosis) -> str:
     """How the launch before this one ended, in a sentence; "" where no record tells."""
-    from tr11ops.diagnose.attribution.conclusion import read_launch
 
     folder = sight.context.directory.paths.attempt(found.launch)
     before = read_launch(folder, (found.number or 1) - 1)
@@ -440,7 +439,6 @@ def _with_conclusion(sight: _Sight, found: Diagnosis) -> Diagnosis:
     """The same with what the records of its attempt say of cause, node and blame, where there are
     any.
     """
-    from tr11ops.diagnose.attribution.conclusion import conclude, has_clean_end
     from tr11ops.diagnose.attribution.joined import joined, without_clean_end
 
     directory = sight.context.directory
@@ -506,8 +504,6 @@ def _job_word(sight: _Sight, directory: RunDirectory, attempt: str) -> JobWord:
     """What the scheduler, or an alert, says of an attempt's job: is it over, had it lost its batch
     script's node?
     """
-    from tr11ops.cluster.base import JobState
-    from tr11ops.diagnose.attribution.conclusion import JobWord
     from tr11ops.goodput.history import lost_hosts
 
     job = sight.job(attempt)
@@ -540,6 +536,5 @@ def _read(paths: list[Path], read: Callable[[Callable[[int], None]], T]) -> T:
 
 def _judged(paths: list[Path], every: bool) -> list[Diagnosis]:
     """Raises Refusal where a file cannot be read."""
-    from tr11ops.diagnose.look import diagnose_files
 
     return _read(paths, partial(diagnose_files, paths, every))

@@ -6,7 +6,7 @@ import time
 from collections.abc import Iterator
 from shutil import get_terminal_size
 from textwrap import wrap
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 from msgspec.structs import replace
@@ -14,25 +14,22 @@ from msgspec.structs import replace
 from tr11ops.base.errors import SchedulerError, Unobserved, WrongUsage
 from tr11ops.base.invocation import for_this_card
 from tr11ops.base.observed import Observed, Unknown, cause, known, observed
-from tr11ops.base.units import counted
-from tr11ops.base.units import since as since_when
+from tr11ops.base.units import counted, since as since_when
 from tr11ops.cli import completion
 from tr11ops.cli.common import SinceOption, directory_of, draws_unicode, in_time_for_all
 from tr11ops.cli.progress import node_progress
 from tr11ops.cli.runner import JSON, SCHEDULER, Outcome, RunContext
 from tr11ops.cluster.base import Job
 from tr11ops.goodput.account import Goodput, account
-from tr11ops.goodput.advise import Advice, CardSettings, measure
-from tr11ops.goodput.advise import advise as conclude
+from tr11ops.goodput.advise import Advice, CardSettings, advise as conclude, measure
 from tr11ops.goodput.history import read_history
 from tr11ops.goodput.history_values import History
-from tr11ops.goodput.screen import Paper, screen
-from tr11ops.goodput.screen import document as goodput_document
-from tr11ops.launch.margins import read_history as read_speed
-from tr11ops.launch.margins import room_before_limit
+from tr11ops.goodput.screen import Paper, document as goodput_document, screen
+from tr11ops.launch.margins import read_history as read_speed, room_before_limit
 from tr11ops.observe.operation_files import read_save_room
 from tr11ops.observe.readers import kind_to_watch, open_scheduler
 from tr11ops.observe.snapshot import course_of, steps_left
+from tr11ops.replay.advice import MOST_REPLAYS, ReplayCheck, replay_advice
 from tr11ops.runcard.card import OwnCard, RunCard
 from tr11ops.runcard.exit_duration import exit_plan
 from tr11ops.runcard.save_interval import adapts, checkpoint_size, gpus_of_node
@@ -40,9 +37,6 @@ from tr11ops.runcard.speed import RunHistory
 from trainer.contract.documents import document
 from trainer.contract.errors import UNOBSERVED
 from trainer.contract.record import JsonObject, Record
-
-if TYPE_CHECKING:
-    from tr11ops.replay.advice import ReplayCheck
 
 BY = ("attempt", "cause", "day", "week")
 NARROWEST, WIDEST = 60, 132
@@ -184,7 +178,6 @@ def advise(
     look = look_back(context)
     if isinstance(look.history.attempts, Unknown):
         raise Unobserved(f"the run's past could not be read: {look.history.attempts.why}")
-    from tr11ops.replay.advice import MOST_REPLAYS, replay_advice
     from tr11ops.replay.own_record import recorded_run
 
     situation = situation_of(look, mtbf)

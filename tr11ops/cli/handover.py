@@ -21,8 +21,7 @@ from tr11ops.alerts.store import incidents
 from tr11ops.base.errors import Refusal, WrongUsage
 from tr11ops.base.invocation import command_for
 from tr11ops.base.observed import Observed, Unknown, cause, known, observed
-from tr11ops.base.units import duration, size, span_seconds
-from tr11ops.base.units import since as since_when
+from tr11ops.base.units import duration, since as since_when, size, span_seconds
 from tr11ops.cli.common import (
     draws_unicode,
     in_time,

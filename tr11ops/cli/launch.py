@@ -36,8 +36,7 @@ from tr11ops.launch.facts import LaunchRequest
 from tr11ops.launch.foreign import open_questions
 from tr11ops.launch.kubernetes import job_name, kubernetes_problems, manifest, not_carried
 from tr11ops.launch.rehearse import as_options, card_text, rehearsal_overrides
-from tr11ops.launch.session import LaunchJob, LaunchView, check_launch
-from tr11ops.launch.session import carry_out as submit
+from tr11ops.launch.session import LaunchJob, LaunchView, carry_out as submit, check_launch
 from tr11ops.observe.readers import CLUSTERS, open_scheduler
 from tr11ops.runcard.card import (
     CardError,

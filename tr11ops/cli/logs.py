@@ -25,8 +25,7 @@ from tr11ops.base.errors import (
     Unobserved,
     WrongUsage,
 )
-from tr11ops.base.units import first_few
-from tr11ops.base.units import since as moment_of
+from tr11ops.base.units import first_few, since as moment_of
 from tr11ops.cli import completion
 from tr11ops.cli.common import EndpointOption, SinceOption, VariantOption, is_terminal, say
 from tr11ops.cli.progress import bar_of
@@ -37,8 +36,7 @@ from tr11ops.logs import show
 from tr11ops.logs.line_filter import LineQuery
 from tr11ops.logs.lines import LEVELS, as_typed, coloured, folded, plain
 from tr11ops.logs.reader import FileReader, LogReader
-from tr11ops.logs.show import LogSource, Query, numbers, steps_since
-from tr11ops.logs.show import follow as follow_sources
+from tr11ops.logs.show import LogSource, Query, follow as follow_sources, numbers, steps_since
 from tr11ops.logs.summary import summarise
 from tr11ops.logs.summary_text import lines, value
 from tr11ops.rundir.paths import RunDirectory

@@ -40,8 +40,7 @@ from tr11ops.health.base import CheckOutcome
 from tr11ops.nodes.view import NOT_EXCLUDED, NodeRow, is_shut, rows, short_reason, words_of
 from tr11ops.observe.readers import looking
 from tr11ops.rundir.exclusion import Exclusion, NodeStanding, kept_off, what_comes_next
-from tr11ops.rundir.exclusions import EXCLUDED, due_for_recheck, read_version
-from tr11ops.rundir.exclusions import history as events_of
+from tr11ops.rundir.exclusions import EXCLUDED, due_for_recheck, history as events_of, read_version
 from tr11ops.rundir.journal import read_journal
 
 if TYPE_CHECKING:

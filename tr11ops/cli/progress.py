@@ -9,18 +9,26 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Protocol, TextIO
+from typing import Protocol, TextIO
+
+from rich.console import Console, Group, RenderableType
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    ProgressColumn,
+    Task,
+    TaskID,
+    TextColumn,
+    TimeElapsedColumn,
+)
+from rich.text import Text
 
 from tr11ops.base.errors import WrongUsage
 from tr11ops.base.units import duration, plain, size
 from tr11ops.cli.common import drawing_console, is_terminal, say
 from tr11ops.cli.runner import Outcome, emit
 from trainer.contract.errors import Tr11Error
-
-if TYPE_CHECKING:
-    from rich.console import Console, RenderableType
-    from rich.progress import Progress, ProgressColumn, TaskID
-
 
 # ------------------------------------------------------------------------- a view that is refreshed
 TICK_SECONDS = 0.25
@@ -167,7 +175,6 @@ def watch_live(view: Callable[[], WatchFrame], seconds: float, console: Console)
     window changes.
     """
     from rich.live import Live
-    from rich.text import Text
 
     watcher = ViewWatcher(view, seconds)
     drawn: tuple[object, ...] | None = None
@@ -189,8 +196,6 @@ def watch_live(view: Callable[[], WatchFrame], seconds: float, console: Console)
 
 
 def _frame(watcher: ViewWatcher, console: Console, now: float) -> RenderableType:
-    from rich.console import Group
-    from rich.text import Text
 
     hint = Text(plain(watcher.hint(now), unicode=False), style="dim", no_wrap=True, overflow="crop")
     if watcher.last is None:
@@ -215,8 +220,6 @@ def _cut(screen: RenderableType, console: Console, height: int) -> RenderableTyp
 
 def bar_of(*columns: ProgressColumn) -> Progress:
     """A bar of these columns, on the error stream, of which nothing is left in the end."""
-    from rich.console import Console
-    from rich.progress import Progress
 
     return Progress(*columns, console=Console(stderr=True), transient=True)
 
@@ -229,7 +232,6 @@ def node_progress(what: str, total: int) -> Iterator[Callable[[str], None]]:
     if not is_terminal():
         yield _say_any
         return
-    from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn
 
     columns = (
         TextColumn(what),
@@ -344,8 +346,6 @@ class ByteProgress:
     def say(self, line: str) -> None:
         """A line of its own for the person, above the bar; also where progress is not shown."""
         if self._bar is not None:
-            from rich.text import Text
-
             self._bar.console.print(Text(line), soft_wrap=True)
         else:
             self._print(line)
@@ -385,9 +385,6 @@ def by_file(advance: Callable[[int], None]) -> Callable[[str, int], None]:
 
 
 def _bar(stream: TextIO) -> Progress:
-    from rich.console import Console
-    from rich.progress import BarColumn, Progress, ProgressColumn, Task, TextColumn
-    from rich.text import Text
 
     class Amounts(ProgressColumn):
         """In the units of everything else here."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -14,13 +14,11 @@ from tr11ops.base.units import counted
 from tr11ops.cli.common import is_terminal
 from tr11ops.cli.progress import bar_of
 from tr11ops.cli.runner import JSON, NO_RUN, Outcome, RunContext
+from tr11ops.replay.parameters import Layout
+from tr11ops.replay.traces import DAY, Window, read_trace, window
 from trainer.contract.documents import document
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
-    from tr11ops.replay.parameters import Layout
-    from tr11ops.replay.traces import Window
     from tr11ops.replay.world import Score
 
 SCHEMA = 1
@@ -86,8 +84,6 @@ def replay(
       tr11 replay --trace lanl.csv.xz --system 20 --seed 3 --against
       tr11 replay --trace fault_trace.json --json | jq .operations[0].effective
     """
-    from tr11ops.replay.parameters import Layout
-    from tr11ops.replay.traces import DAY, read_trace, window
 
     _check(nodes, spares, held, days)
     layout = Layout(nodes, spares, held)

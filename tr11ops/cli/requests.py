@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from msgspec.structs import replace
+from rich.console import Console, RenderableType
 
 from tr11ops.api import Run, run_of
 from tr11ops.base.errors import Refusal, Unobserved, WrongUsage
@@ -33,6 +34,8 @@ from tr11ops.cli.runner import (
 )
 from tr11ops.cli.stopping import StopContext, put_request, record, run_to_stop, standing_lines
 from tr11ops.cluster.base import Scheduler
+from tr11ops.diagnose.stacks.collect import AskedAttempt, collect
+from tr11ops.diagnose.stacks.look import StacksLook
 from tr11ops.observe.jobs import read_own_jobs
 from tr11ops.observe.readers import kind_to_watch, looking, open_scheduler
 from tr11ops.queue.stop import StopView, acknowledgements, lease_holder, leaving
@@ -45,10 +48,6 @@ from trainer.contract.record import Record
 from trainer.contract.requests import Kind, Request, RequestAnswer, new_request, read_request
 
 if TYPE_CHECKING:
-    from rich.console import RenderableType
-
-    from tr11ops.diagnose.stacks.collect import AskedAttempt
-    from tr11ops.diagnose.stacks.look import StacksLook
     from tr11ops.status.assessment import Assessment
 
 CHECKPOINT_NOW_SCHEMA = 1
@@ -464,8 +463,6 @@ class _View:
         """Raises Refusal where nothing runs, SchedulerError where the scheduler refuses or is
         silent.
         """
-        from tr11ops.diagnose.stacks.collect import collect
-        from tr11ops.diagnose.stacks.look import StacksLook
         from tr11ops.diagnose.stacks.records import look_at_records
 
         directory = self.run.directory
@@ -492,7 +489,6 @@ def attempt_to_ask(
 
     Raises Refusal where none runs, or where it runs where it cannot be asked; SchedulerError.
     """
-    from tr11ops.diagnose.stacks.collect import AskedAttempt
 
     found = read_own_jobs(directory, edge)
     running = [one for one in found.jobs if one.state.is_active]
@@ -542,7 +538,6 @@ def _progress(name: str, nodes: int, shows: bool) -> Iterator[Callable[[int], No
     if not (shows and is_terminal()):
         yield lambda count: None
         return
-    from rich.console import Console
 
     words = f"asking {counted(nodes, 'node')} of job {name}"
     with Console(stderr=True).status(words) as status:

@@ -16,6 +16,7 @@ from tr11ops.checkpoints.rollback import (
     RollbackPlan,
     Skip,
     SkipFrom,
+    carry_out as move_checkpoints,
     claimed,
     finish_pending,
     look_for_trainer,
@@ -24,7 +25,6 @@ from tr11ops.checkpoints.rollback import (
     plan_rollback,
     plan_undo,
 )
-from tr11ops.checkpoints.rollback import carry_out as move_checkpoints
 from tr11ops.cli import completion
 from tr11ops.cli.checkpoints import read_them
 from tr11ops.cli.checkpoints_keep import open_catalogue

@@ -8,11 +8,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 from msgspec.structs import replace
-from rich.console import Group
+from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
@@ -51,10 +51,6 @@ from tr11ops.sweep.submit import SentArray, submit_cells
 from trainer.config.card import CardError
 from trainer.contract.files import now as time_now
 from trainer.contract.record import JsonObject, Record
-
-if TYPE_CHECKING:
-    from rich.console import RenderableType
-
 
 SCHEMA = 1
 WATCH_SECONDS = 5.0

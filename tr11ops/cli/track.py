@@ -6,7 +6,7 @@ import hashlib
 import re
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 from msgspec.structs import replace
@@ -16,16 +16,13 @@ from tr11ops.base.stop_signals import StopEvent, obeying
 from tr11ops.base.units import counted
 from tr11ops.cli.common import say
 from tr11ops.cli.runner import JSON, Outcome, RunContext
-from tr11ops.runcard.card import differences, resolved
+from tr11ops.runcard.card import RunCard, differences, resolved
 from tr11ops.rundir.claims import Claim, ClaimFolder, ClaimTaken
 from tr11ops.rundir.paths import RunDirectory
 from tr11ops.trackers.cursor import Cursor, read_cursor, write_cursor
 from tr11ops.trackers.destination import ONLINE, TRACKERS, Destination, TrackedRun, Tracker
 from tr11ops.trackers.sending import agreed, send_new
 from trainer.contract.errors import Tr11Error
-
-if TYPE_CHECKING:
-    from tr11ops.runcard.card import RunCard
 
 SCHEMA = 1
 FOLLOW_SECONDS = 2.0

@@ -26,8 +26,7 @@ from tr11ops.cli.runner import JSON, NO_RUN, Outcome, RunContext
 from tr11ops.cluster.arrays import compress, expand
 from tr11ops.twin.fault_kinds import KINDS, find_kind
 from tr11ops.twin.fault_store import InjectedFault
-from tr11ops.twin.faults import active, inject
-from tr11ops.twin.faults import heal as heal_twin
+from tr11ops.twin.faults import active, heal as heal_twin, inject
 from tr11ops.twin.machine import advice
 from tr11ops.twin.plan import TwinPlan
 from tr11ops.twin.twin import HOME_VARIABLE, NAME_VARIABLE, Twin, TwinStatus

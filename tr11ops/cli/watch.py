@@ -8,10 +8,11 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 from msgspec.structs import replace
+from rich.console import Group, RenderableType
 
 from tr11ops.api import Run
 from tr11ops.base.errors import SchedulerError, Unobserved, WrongUsage
@@ -41,9 +42,6 @@ from trainer.contract.errors import UNOBSERVED
 from trainer.contract.files import make_shared
 from trainer.contract.record import Record
 from trainer.contract.state_file import open_for_reading
-
-if TYPE_CHECKING:
-    from rich.console import RenderableType
 
 SCHEMA = 1
 _HEAD = 4 << 20  # bytes of a log in which its trainer is looked for
@@ -234,7 +232,6 @@ class WatchResult(Record):
         }
 
     def screen(self, width: int | None = None, height: int | None = None) -> RenderableType:
-        from rich.console import Group
         from rich.text import Text
 
         shown = [*self.lines]

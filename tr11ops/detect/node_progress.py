@@ -18,12 +18,12 @@ from tr11ops.detect.speed import is_measured_still, slowdown
 from tr11ops.observe import derived
 from tr11ops.observe.liveness import beats_of, ranks_of
 from tr11ops.observe.snapshot import Snapshot
+from trainer.contract.compute_record import EVERY_STEPS, ComputeTimes
 from trainer.contract.record import Record
 
 if TYPE_CHECKING:
     from tr11ops.detect.slow_ranks import SlowRank
     from trainer.contract.attempt import Heartbeat
-    from trainer.contract.compute_record import ComputeTimes
 
 LAST_STEPS = 3  # of a record: all of them much longer than those of its peers makes a suspect
 SHOWN = 5
@@ -93,7 +93,6 @@ def slow_nodes(snapshot: Snapshot, progress: Sequence[NodeProgress]) -> SlowNode
     is named as that where the training is slow alone: two facts, and still no verdict.
     """
     from tr11ops.detect.slow_ranks import MIN_STEPS
-    from trainer.contract.compute_record import EVERY_STEPS
 
     paces = {one.node: one.pace for one in progress if one.pace is not None and not one.is_spare}
     if all(one.is_spare for one in progress):

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from collections.abc import Set as AbstractSet
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set as AbstractSet
 from operator import attrgetter
 from statistics import fmean, median, median_high
 from typing import TYPE_CHECKING, TypeVar
@@ -31,11 +30,11 @@ from tr11ops.observe.liveness import beats_of, phase_patience
 from tr11ops.observe.observations import TRAINING_PHASES
 from tr11ops.observe.snapshot import Snapshot, Step
 from trainer.contract.attempt import Heartbeat
+from trainer.contract.compute_record import EVERY_STEPS, ComputeTimes
 from trainer.contract.record import Record
 
 if TYPE_CHECKING:
     from tr11ops.detect.slow_ranks import SlowRank
-    from trainer.contract.compute_record import ComputeTimes
 
 T = TypeVar("T")
 
@@ -165,7 +164,6 @@ def is_measured_still(snapshot: Snapshot, found: Slowdown) -> bool:
     times = known(snapshot.training.compute_times, ())
     if not times:
         return False
-    from trainer.contract.compute_record import EVERY_STEPS
 
     if found.final >= found.began + 2 * EVERY_STEPS:
         return False
@@ -175,7 +173,6 @@ def is_measured_still(snapshot: Snapshot, found: Slowdown) -> bool:
 def _what_ranks_say(snapshot: Snapshot, found: Slowdown) -> Iterator[str]:
     if not known(snapshot.training.compute_times, ()):
         return
-    from trainer.contract.compute_record import EVERY_STEPS
 
     if is_measured_still(snapshot, found):
         yield f"whether it is one node, the ranks' own compute times say from iteration {found.began + EVERY_STEPS} on"

@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
-from re import _constants as codes  # type: ignore[attr-defined]
-from re import _parser as parser  # type: ignore[attr-defined]
+from re import (  # type: ignore[attr-defined]
+    _constants as codes,
+    _parser as parser,
+)
 from typing import Any
 
 SHORTEST = 4  # characters; a shorter word is in too many lines

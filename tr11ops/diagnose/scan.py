@@ -18,8 +18,7 @@ from tr11ops.diagnose.gpu_memory import is_absurd, is_held_by_others
 from tr11ops.diagnose.hosts import LogHead
 from tr11ops.diagnose.lines import full_origin, plain, split_prefixes, time_of
 from tr11ops.diagnose.matcher import CandidateLine, Matcher, text_of
-from tr11ops.diagnose.nvlink import CODES as NVLINK_CODES
-from tr11ops.diagnose.nvlink import of_nvlink
+from tr11ops.diagnose.nvlink import CODES as NVLINK_CODES, of_nvlink
 from tr11ops.diagnose.sighting import LogLaunch, ProgressMark, Sighting, TrainingStep
 from tr11ops.diagnose.signature import SURE_END, FaultSignature, Role
 from tr11ops.diagnose.topics import UNTOLD, of_exception, of_line

@@ -28,8 +28,7 @@ from tr11ops.base.errors import (
 )
 from tr11ops.base.observed import cause
 from tr11ops.hub import sync_plan
-from tr11ops.hub.base import FILE_NAME as STATUS_FILE
-from tr11ops.hub.base import Add, HubCopy, HubFile, Operation, Progress
+from tr11ops.hub.base import FILE_NAME as STATUS_FILE, Add, HubCopy, HubFile, Operation, Progress
 from tr11ops.hub.sync_files import RunningDigests, Scan, git_name, measure, scan
 from tr11ops.hub.sync_plan import (
     Note,

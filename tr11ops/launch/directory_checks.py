@@ -21,7 +21,7 @@ from tr11ops.runcard.card import OwnCard, PathBase, RunCard
 from tr11ops.runcard.check import Level, PreflightCheck, ok, refused, unknown, warning
 from tr11ops.rundir.paths import RunDirectory
 from tr11ops.rundir.state_files import Damage
-from trainer.contract.files import user_of
+from trainer.contract.files import file_system_time, user_of
 from trainer.contract.paths import RunPaths
 from trainer.contract.record import Record
 from trainer.schedule.flops import checkpoint_bytes, count_parameters, deepspeed_checkpoint_files
@@ -125,7 +125,6 @@ def read_clocks(paths: RunPaths, now: float) -> tuple[ClockDifference, ...]:
 
 def clock_of_file_system(folder: Path) -> ClockDifference:
     """This machine's clock against the file system's. Raises OSError where nothing can be written."""
-    from trainer.contract.files import file_system_time
 
     here, stamped = file_system_time(folder)
     return "this machine", here - stamped, "the file system"

@@ -16,6 +16,12 @@ from tr11ops.cluster.arrays import array_number
 from tr11ops.cluster.base import Job
 from tr11ops.observe.derived import finish_time, newest_marker
 from tr11ops.observe.files import read_attempts, read_steps, read_steps_and_latest
+from tr11ops.observe.lost_checkpoints import (
+    LostCheckpoints,
+    find_lost,
+    in_own_folder,
+    last_iteration,
+)
 from tr11ops.observe.training_files import read_events
 from tr11ops.runcard.card import ForeignCard, OwnCard, RunCard
 from tr11ops.runcard.check import Level, PreflightCheck, ok, refused, unknown, warning
@@ -46,7 +52,6 @@ from trainer.schedule.start import (
 
 if TYPE_CHECKING:
     from tr11ops.launch.facts import LaunchFacts
-    from tr11ops.observe.lost_checkpoints import LostCheckpoints
 
 
 class LaunchCheckpoints(Record):
@@ -96,7 +101,6 @@ class LaunchCheckpoints(Record):
 def look_at_checkpoints(card: RunCard, read_digests: bool = False) -> LaunchCheckpoints:
     """Look where the trainer would look, in its order. Raises OSError as the file system does."""
     # no screen needs it
-    from tr11ops.observe.lost_checkpoints import find_lost, in_own_folder, last_iteration
 
     found = _look_in(_own_source(card), read_digests)
     other = loaded_source(card) if isinstance(card, OwnCard) else None

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
+from tr11ops.alerts.service import AlertOutcome, process_some
 from tr11ops.base.errors import SchedulerError, SchedulerUnreachable
 from tr11ops.base.observed import Observed, Unknown, cause, known
 from tr11ops.cluster.arrays import ArraySpec
@@ -40,7 +41,6 @@ from tr11ops.rundir.state_files import set_damage_aside
 from trainer.contract.record import JsonObject, Record
 
 if TYPE_CHECKING:
-    from tr11ops.alerts.service import AlertOutcome
     from tr11ops.rundir.cron_records import PeriodicJobState
 
 # A launch that waits for nodes which only the site can give raises the alert at once, and not at
@@ -57,7 +57,6 @@ def report_shortage(job: LaunchJob, now: float, typed: str) -> AlertOutcome | No
     look finds enough.
     """
     from tr11ops.alerts.sending import Sender
-    from tr11ops.alerts.service import process_some
 
     findings = tuple(
         nodes_short.detect(observe(job.directory, facts_of(job.card, typed), job.scheduler, now))

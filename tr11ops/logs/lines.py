@@ -10,8 +10,7 @@ import re
 import textwrap
 from collections.abc import Mapping
 
-from tr11ops.diagnose.lines import CONTROL, ESCAPE
-from tr11ops.diagnose.lines import plain as without_escapes
+from tr11ops.diagnose.lines import CONTROL, ESCAPE, plain as without_escapes
 from tr11ops.dialects.reading import StepNumbers, step_of
 
 LEVELS: Mapping[str, int] = {"debug": 10, "info": 20, "warning": 30, "error": 40, "critical": 50}

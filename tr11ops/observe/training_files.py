@@ -10,7 +10,6 @@ import os
 from collections.abc import Iterable, Iterator
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from tr11ops.base.observed import Observed, Unknown, observed, observing
 from tr11ops.observe.derived import ROLL_BACK, ROLL_BACK_EVENTS
@@ -28,13 +27,11 @@ from tr11ops.observe.observations import (
 from tr11ops.observe.snapshot import Attempt, newest_attempt
 from tr11ops.rundir.attempts import KeptStacks, LaunchRecord, read_kept_stacks, read_lives
 from trainer.contract.attempt import PhaseRecord, parse_phase
+from trainer.contract.compute_record import ComputeTimes
 from trainer.contract.documents import read_record
 from trainer.contract.metrics_record import STEP, VALIDATION, MetricsRecord, parse_record
 from trainer.contract.paths import RunPaths
 from trainer.contract.state_file import open_for_reading, read_json, tail_lines
-
-if TYPE_CHECKING:
-    from trainer.contract.compute_record import ComputeTimes
 
 PHASES_HEAD_BYTES = 16 << 10  # start-up and load of the first launches
 PHASES_TAIL_BYTES = 48 << 10  # some 600 changes of phase
@@ -266,7 +263,6 @@ def read_compute_times(paths: RunPaths, job_id: str) -> tuple[ComputeTimes, ...]
         names = [entry.name for entry in os.scandir(folder)]
     except FileNotFoundError:
         return ()
-    from trainer.contract.compute_record import ComputeTimes
 
     seen = [observed(ComputeTimes.read, folder / name) for name in names if _is_record(name)]
     found = [times for times in seen if isinstance(times, ComputeTimes)]

@@ -5,7 +5,6 @@ page says so.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import TYPE_CHECKING
 
 from msgspec.structs import asdict
 
@@ -21,14 +20,11 @@ from tr11ops.goodput.history_values import History
 from tr11ops.observe.forecast import ForecastEnd, end_of
 from tr11ops.observe.snapshot import RunFacts, Snapshot
 from tr11ops.report.series import TrainingSeries, read_series
-from tr11ops.rundir.checkpoint_scan import list_rows
+from tr11ops.rundir.checkpoint_scan import SavedCheckpoint, list_rows
 from tr11ops.rundir.journal import JournalEntry, read_journal
 from tr11ops.rundir.paths import RunDirectory
 from tr11ops.status.assessment import Assessment, assess
 from tr11ops.status.extra_observations import ExtraObservations
-
-if TYPE_CHECKING:
-    from tr11ops.rundir.checkpoint_scan import SavedCheckpoint
 
 
 class ReportMaterial(Assessment):

@@ -23,8 +23,7 @@ from tr11ops.observe.lease import LeaseHolder, read_holder
 from tr11ops.observe.liveness import SILENCE_SECONDS
 from tr11ops.observe.snapshot import Attempt
 from tr11ops.queue.held_jobs import JobChanges, can_modify
-from tr11ops.queue.stop import StopView, stop_by_scheduler
-from tr11ops.queue.stop import look as look_at_run
+from tr11ops.queue.stop import StopView, look as look_at_run, stop_by_scheduler
 from tr11ops.runcard.card import OwnCard, differences
 from tr11ops.rundir.paths import RunDirectory
 from tr11ops.sweep.manifest import CARD, ManifestCell

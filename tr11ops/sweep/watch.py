@@ -13,8 +13,7 @@ from msgspec.structs import replace
 
 from tr11ops.base import deadline
 from tr11ops.base.errors import Late
-from tr11ops.cron.jobs import PeriodicJob, wanted
-from tr11ops.cron.jobs import table as job_table
+from tr11ops.cron.jobs import PeriodicJob, table as job_table, wanted
 from tr11ops.cron.runner import CronContext, CronRound, run_due, wait_for_rounds
 from tr11ops.runcard.card import RunCard, load_card
 from tr11ops.rundir.paths import RunDirectory

@@ -61,8 +61,7 @@ from trainer.contract.attempt import (
     tell,
 )
 from trainer.contract.errors import Tr11Error
-from trainer.contract.lease import Lease
-from trainer.contract.lease import refusal as kept_out
+from trainer.contract.lease import Lease, refusal as kept_out
 from trainer.contract.paths import newest_step
 from trainer.contract.record import JsonObject
 from trainer.contract.requests import read_request

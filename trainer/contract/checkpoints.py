@@ -26,8 +26,7 @@ from trainer.contract.checkpoint_names import (
     set_apart,
 )
 from trainer.contract.errors import CheckpointError
-from trainer.contract.lease import Lease
-from trainer.contract.lease import refusal as kept_out
+from trainer.contract.lease import Lease, refusal as kept_out
 from trainer.contract.manifest import FileEntry, Manifest, manifest_faults
 from trainer.contract.paths import RunPaths
 from trainer.contract.replacing import Report, settle_replaced

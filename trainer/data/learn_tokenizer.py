@@ -9,8 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
-from tokenizers import Tokenizer as Engine
-from tokenizers import decoders, models, pre_tokenizers, processors, trainers
+from tokenizers import Tokenizer as Engine, decoders, models, pre_tokenizers, processors, trainers
 
 from trainer.config.end_token import CONFIG_FILE, END_OF_DOCUMENT
 from trainer.contract.errors import DataError, explain_os_errors

@@ -9,8 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from tokenizers import Tokenizer as Engine
-from tokenizers import decoders, models, normalizers, pre_tokenizers
+from tokenizers import Tokenizer as Engine, decoders, models, normalizers, pre_tokenizers
 
 from trainer.config.end_token import CONFIG_FILE, KNOWN_END_TOKENS, end_token_of
 from trainer.config.hub_files import hub_file

@@ -18,8 +18,7 @@ from typing import Any
 
 import psutil
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 from msgspec import to_builtins
 
 from tests.waiting import is_gone, until

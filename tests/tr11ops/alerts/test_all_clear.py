@@ -31,8 +31,7 @@ from tests.tr11ops.alerts.looks import (
     subjects,
 )
 from tests.tr11ops.alerts.office import CRITICAL, HOUR, INFO, MINUTE, NOON, WARNING, finding
-from tests.tr11ops.status_cases import record
-from tests.tr11ops.status_cases import steps as logged_steps
+from tests.tr11ops.status_cases import record, steps as logged_steps
 from tr11ops.alerts.changes import AlertChange
 from tr11ops.alerts.incidents import ACKNOWLEDGED, RESOLVED
 from tr11ops.alerts.service import AlertInput

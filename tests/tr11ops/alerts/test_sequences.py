@@ -9,8 +9,7 @@ from collections import defaultdict
 from collections.abc import Iterable
 from datetime import time
 
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 from msgspec.structs import replace
 
 from tests.tr11ops.alerts.office import (

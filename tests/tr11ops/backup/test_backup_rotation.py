@@ -4,8 +4,7 @@ however many files.
 
 from __future__ import annotations
 
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from tr11ops.backup.due import DAY_SECONDS, StoredFile, choose, oldest
 from tr11ops.rundir.copies import CopiedFile, Receipt

@@ -6,8 +6,7 @@ import random
 import threading
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 from msgspec.structs import replace
 
 from tr11ops.backup.base import ARCHIVE_RETRIES

@@ -8,8 +8,7 @@ import tarfile
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from tests.tr11ops.backup.copy_cases import (
     VARIANT,

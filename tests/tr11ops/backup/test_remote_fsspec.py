@@ -12,8 +12,7 @@ from typing import Any
 
 import fsspec
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from tests.tr11ops.backup.bucket_cases import Cut, begin, send
 from tests.tr11ops.backup.copy_cases import contents, copy, make_checkpoint

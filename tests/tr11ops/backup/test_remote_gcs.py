@@ -11,8 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
+from hypothesis import HealthCheck, given, settings, strategies as st
 
 from tests.plugins.object_store_fixture import ObjectStore
 from tests.tr11ops.backup.bucket_cases import LARGE, QUANTUM, begin, get, send, some_bytes

@@ -7,8 +7,7 @@ import os
 import subprocess
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 from msgspec.structs import replace
 
 from tr11ops.base.errors import ArraySyntaxError, HostlistError, SchedulerError

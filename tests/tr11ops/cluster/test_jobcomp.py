@@ -6,8 +6,7 @@ import datetime
 from pathlib import Path
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from tr11ops.cluster import slurm_text
 from tr11ops.cluster.base import Job, JobState

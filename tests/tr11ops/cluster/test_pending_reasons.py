@@ -5,8 +5,7 @@ be.
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from tests.tr11ops.status_cases import pending
 from tr11ops.cluster.pending_reasons import TABLE, UNKNOWN, Cause, Wait, reason_of, reason_of_job

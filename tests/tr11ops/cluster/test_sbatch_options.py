@@ -6,8 +6,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from tr11ops.cluster.base import BatchRequest
 from tr11ops.cluster.sbatch_options import (

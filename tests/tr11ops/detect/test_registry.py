@@ -12,8 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 from msgspec.structs import replace
 
 from tests.tr11ops.detect import detector_table, operation_table
@@ -25,8 +24,14 @@ from tr11ops.base.observed import Unknown, known
 from tr11ops.cli import main
 from tr11ops.cluster.base import Node
 from tr11ops.detect import registry
-from tr11ops.detect.detector import REGISTERED, Detector, Finding, Severity, fingerprint
-from tr11ops.detect.detector import detector as as_detector
+from tr11ops.detect.detector import (
+    REGISTERED,
+    Detector,
+    Finding,
+    Severity,
+    detector as as_detector,
+    fingerprint,
+)
 from tr11ops.detect.nodes import node_lost
 from tr11ops.detect.registry import DETECTORS, WORDS, detect_all, page_of
 from tr11ops.detect.watch import clock_skew

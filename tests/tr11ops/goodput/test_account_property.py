@@ -6,8 +6,7 @@ from __future__ import annotations
 
 from itertools import pairwise
 
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from tr11ops.base.observed import Unknown
 from tr11ops.goodput.account import account, held_micros

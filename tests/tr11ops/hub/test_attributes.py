@@ -6,8 +6,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from tr11ops.hub.sync_plan import RULE, is_lfs, parse, pattern_of, with_rules
 from tr11ops.twin.hub.state import DEFAULT_ATTRIBUTES

@@ -12,8 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from tests.plugins.faulty_hub import FaultyHub
 from tests.tr11ops.hub.repositories import LARGE, LOGS
@@ -216,8 +215,7 @@ def test_no_secret_leaves_by_any_way(
     """Everything that is printed, logged or raised, with the library's logging turned up, while all
     kinds of calls fail.
     """
-    from huggingface_hub import constants
-    from huggingface_hub import logging as hub_logging
+    from huggingface_hub import constants, logging as hub_logging
 
     texts: list[str] = []
     caplog.set_level(logging.DEBUG)

@@ -33,8 +33,7 @@ from huggingface_hub.errors import (
 )
 from huggingface_hub.utils import parse_ratelimit_headers
 from huggingface_hub.utils._http import default_client_factory
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 import tr11ops.twin.hub.__main__
 from tests.plugins.faulty_hub import FaultyHub, Window

@@ -12,8 +12,7 @@ from typing import Any
 import pytest
 
 from tests.plugins.faulty_hub import FaultyHub
-from tests.tr11ops.logs.hub_server import Hub as SmallHub
-from tests.tr11ops.logs.hub_server import serving
+from tests.tr11ops.logs.hub_server import Hub as SmallHub, serving
 from tests.tr11ops.logs.log_cases import log_of
 from tests.tr11ops.status.publishing import published
 from tests.tr11ops.status_cases import NOW, snapshot

@@ -12,13 +12,11 @@ from typing import Any
 import pytest
 import yaml
 from huggingface_hub import ModelCard
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 from markdown_it import MarkdownIt
 from msgspec.structs import replace
 
-from tests.tr11ops.goodput.past import BEGIN
-from tests.tr11ops.goodput.past import Past as WrittenPast
+from tests.tr11ops.goodput.past import BEGIN, Past as WrittenPast
 from tests.tr11ops.status_cases import HOUR
 from tr11ops.base.observed import Unknown
 from tr11ops.goodput.account import account

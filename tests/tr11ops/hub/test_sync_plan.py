@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import json
 
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from tr11ops.base.errors import HubPermanentError, HubUnavailable
 from tr11ops.hub.base import HubFile

@@ -7,8 +7,7 @@ from __future__ import annotations
 import struct
 from pathlib import Path
 
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 from tensorboard.backend.event_processing.event_file_loader import RawEventFileLoader
 from tensorboard.summary.writer.record_writer import RecordWriter
 

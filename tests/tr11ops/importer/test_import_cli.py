@@ -10,8 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
+from hypothesis import HealthCheck, given, settings, strategies as st
 
 from tests.tr11ops.importer.old_scripts import NAMES, SCRIPTS, minimal
 from tr11ops.base.errors import ScriptError

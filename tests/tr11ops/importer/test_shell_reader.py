@@ -10,8 +10,7 @@ import shutil
 import subprocess
 
 import pytest
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
+from hypothesis import HealthCheck, given, settings, strategies as st
 
 from tr11ops.base.errors import ArithmeticProblem, ScriptError
 from tr11ops.importer.expansion import evaluate

@@ -13,8 +13,7 @@ import time
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from tests.waiting import is_gone, until
 from tr11ops.cluster.base import BatchRequest, Job, JobState

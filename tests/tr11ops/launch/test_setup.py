@@ -15,8 +15,7 @@ from tests.tr11ops.foreign_card import FOREIGN
 from tests.tr11ops.launch.preflight_bench import Bench
 from tests.tr11ops.launch.run_inputs import write_card, write_tokenizer
 from tr11ops.base.shipped import shipped
-from tr11ops.launch import environment as tried
-from tr11ops.launch import software
+from tr11ops.launch import environment as tried, software
 from tr11ops.launch.environment import setup_checks
 from tr11ops.launch.software import (
     identify_code,

@@ -12,8 +12,7 @@ from itertools import chain, pairwise
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from tests.tr11ops.logs.log_cases import CountingReader, EndlessLog, log_of
 from tr11ops.base.units import since

@@ -7,8 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from tests.tr11ops.dialects.trainer_lines import LINES, WITH_TOTAL, WITHOUT_NUMBERS, healthy, log
 from tests.tr11ops.logs.log_cases import CountingReader

@@ -12,8 +12,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 from msgspec import to_builtins
 from msgspec.structs import asdict
 
@@ -21,8 +20,7 @@ from tests.tr11ops.status_cases import NOW, beats, save_checkpoint, save_marker
 from tr11ops.base.observed import Unknown
 from tr11ops.cluster.base import JobState
 from tr11ops.cluster.site import SiteRules, keep_site
-from tr11ops.observe import operation_files as largest
-from tr11ops.observe import operation_files as reading
+from tr11ops.observe import operation_files as largest, operation_files as reading
 from tr11ops.observe.files import read_attempts
 from tr11ops.observe.look import facts_of, observe
 from tr11ops.observe.observations import Copied, CopyStatus, FolderRoom

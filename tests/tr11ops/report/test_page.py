@@ -15,8 +15,7 @@ from datetime import UTC
 from pathlib import Path
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 from msgspec import to_builtins
 from msgspec.structs import replace
 

@@ -8,8 +8,7 @@ import json
 from pathlib import Path
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from tests.tr11ops.launch.run_inputs import write_card
 from tr11ops.launch.margins import room_before_limit

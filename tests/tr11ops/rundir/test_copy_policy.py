@@ -7,8 +7,7 @@ from __future__ import annotations
 import os
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from tr11ops.runcard.card import RunCard, load_card, shipped_folder
 from tr11ops.runcard.watching import BackupSection

@@ -18,8 +18,7 @@ from functools import partial
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from tests.forks import exit_code, forked
 from tests.plugins.planted_secrets import planted

@@ -9,8 +9,7 @@ import stat
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from tr11ops.rundir.permissions import (
     FILE_BITS,

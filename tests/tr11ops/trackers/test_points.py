@@ -9,8 +9,7 @@ import math
 from pathlib import Path
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from tests.tr11ops.trackers.metrics_files import line, validation
 from tr11ops.trackers.points import course_from

@@ -10,8 +10,7 @@ from typing import Any
 
 from tests.tr11ops.trainers.fake_trainer import NAME, NEXT, STEP
 from tr11ops.dialects.dialect import CheckpointRules, Dialect, Example
-from tr11ops.dialects.table import dialect_named as step_table
-from tr11ops.dialects.table import entries
+from tr11ops.dialects.table import dialect_named as step_table, entries
 from tr11ops.trainers.words import StepSeen, TrainerWords
 from trainer.contract.record import Record
 

@@ -12,8 +12,7 @@ import re
 import numpy
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from trainer.checkpoint import fingerprint as module
 from trainer.checkpoint.fingerprint import EMPTY, TABLE_HEAD, Fingerprint, fingerprint, table_row

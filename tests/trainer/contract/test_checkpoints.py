@@ -11,8 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from trainer.contract.checkpoint_names import AsideName, aside_name
 from trainer.contract.checkpoints import find_resumable, read_checkpoint, verify_share

@@ -15,8 +15,7 @@ from types import ModuleType
 from typing import Generic, TypeVar
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 from msgspec import field, to_builtins
 from msgspec.structs import astuple, replace
 

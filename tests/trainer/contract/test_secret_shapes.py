@@ -7,8 +7,10 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable, Iterator
-from re import _constants as codes  # type: ignore[attr-defined]
-from re import _parser as parser  # type: ignore[attr-defined]
+from re import (
+    _constants as codes,  # type: ignore[attr-defined]
+    _parser as parser,  # type: ignore[attr-defined]
+)
 from typing import Any
 
 import pytest

@@ -11,8 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from tests.trainer.data.data_helpers import (
     numbered_documents,
@@ -22,8 +21,7 @@ from tests.trainer.data.data_helpers import (
     write_pair,
 )
 from trainer.contract.errors import DataError
-from trainer.data import check
-from trainer.data import check as room
+from trainer.data import check, check as room
 from trainer.data.check import DigestStore, check_pairs, check_raw
 from trainer.data.check_rules import DocumentLimits, find_storms, outside
 from trainer.data.tokenizer import TokenizerSpec, load_tokenizer, spelled_end_tokens

@@ -23,8 +23,7 @@ from tests.trainer.child_requests import request_of
 from tests.trainer.data.data_helpers import ROOT, run_data, texts, write_lines
 from trainer.contract.errors import DataError
 from trainer.contract.record import Record
-from trainer.data import commands_make as merging
-from trainer.data import indexed_write, pair_work
+from trainer.data import commands_make as merging, indexed_write, pair_work
 from trainer.data.commands_make import merge
 from trainer.data.encode import PreprocessRequest
 from trainer.data.indexed import bin_path, idx_path

@@ -17,8 +17,7 @@ from pathlib import Path
 
 import psutil
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from tests.trainer.child_requests import request_of
 from tests.trainer.data.data_helpers import ROOT, run_data, texts, write_lines

@@ -15,8 +15,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from tests.trainer.child_requests import request_of
 from tests.trainer.data.data_helpers import ROOT, numbered_documents, run_data, write_pair

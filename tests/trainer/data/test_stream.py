@@ -13,8 +13,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 import torch
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
+from hypothesis import HealthCheck, given, settings, strategies as st
 
 from tests.trainer.data.data_helpers import numbered_documents, slow_maps, write_pair
 from tests.trainer.data.sample_cases import card, opened

@@ -21,8 +21,7 @@ import numpy.typing as npt
 import psutil
 import pytest
 import torch
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
+from hypothesis import HealthCheck, given, settings, strategies as st
 from torch import Tensor
 
 from tests.trainer.cases import CPU, batches, tiny

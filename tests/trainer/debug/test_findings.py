@@ -8,8 +8,7 @@ from typing import Any
 import numpy
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 from msgspec.structs import replace
 
 from tests.trainer.debug.made import SHAPES, dumped, found, kinds, nobody, saved, verdict, whole

@@ -16,8 +16,7 @@ from types import ModuleType
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from tests.trainer.schedule_cards import card
 from tr11ops.runcard.card import load_card, shipped_folder

@@ -8,8 +8,7 @@ from itertools import pairwise
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from tests.trainer.schedule_cards import card, constant, ramped, small_cards
 from trainer.config.card import CurriculumSection, TrainerConfig

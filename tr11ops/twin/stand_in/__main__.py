@@ -15,7 +15,7 @@ from pathlib import Path
 
 from tr11ops.cluster.rehearsal import REHEARSAL_FIX, rehearsal_refusal
 from tr11ops.trainers.trainer import NodePlaces
-from trainer.contract.attempt import EXIT_REFUSED
+from trainer.contract.attempt import EXIT_REFUSED, AttemptIdentity
 from trainer.contract.paths import RunPaths
 from trainer.control.lifecycle import StopDecision, without_collections, write_end_marker
 
@@ -49,7 +49,6 @@ def _record_refusal(card: Path, refused: str) -> None:
     cannot be read.
     """
     from trainer.config.card import CardError, load_trainer_config
-    from trainer.contract.attempt import AttemptIdentity
 
     try:
         paths: RunPaths = load_trainer_config(card).paths

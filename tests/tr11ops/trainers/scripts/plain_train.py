@@ -19,8 +19,7 @@ import torch.distributed as dist
 
 if "speaks" in sys.argv:  # tr11_beat.py lies where it runs
     sys.path.insert(0, str(Path.cwd()))
-    from tr11_beat import asked as wished
-    from tr11_beat import beat
+    from tr11_beat import asked as wished, beat
 
 folder, steps, interval = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
 seconds, words = float(os.environ.get("STEP_SECONDS", sys.argv[4])), sys.argv[5:]

@@ -8,8 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
+from hypothesis import HealthCheck, given, settings, strategies as st
 
 from tests.trainer.data.masked.cases import SIZE, WORDS, made_sentences, vocabulary, walk
 from tests.trainer.data.masked.peer import sample_classes, their_map, their_samples
