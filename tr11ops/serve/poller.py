@@ -159,7 +159,9 @@ class RunPoller:
             until = time.monotonic() + self._look(news)
             while time.monotonic() < until and not self._over.wait(GLANCE_SECONDS):
                 is_read = time.monotonic() - self.asked < READ_SECONDS
-                if is_read and stamp_of(news.folder) != self._news[key].stamp:
+                kept = self._news[key]
+                stops = kept.every < LOOK_EVERY_SECONDS and time.time() > kept.looked + kept.every
+                if is_read and (stops or stamp_of(news.folder) != kept.stamp):
                     self._readers.forget()
                     break
 
@@ -205,7 +207,7 @@ class RunPoller:
         spent = min(time.monotonic() - began, LOOK_EVERY_SECONDS)
         every = max(LOOK_EVERY_SECONDS, 10 * spent)
         if table(news.document).get("verdict") == VerdictWord.STOPPING:
-            every /= 2  # someone waits for what comes of it
+            every /= 4  # someone waits for what comes of it
         with self._lock:
             kept = self._news[news.key]
             if news.began < kept.began:

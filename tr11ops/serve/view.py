@@ -131,7 +131,6 @@ class RunView(Record):
     word: VerdictWord
     sign: str
     tone: str
-    urgency: tuple[int, int]
     why: str
     main_fault: str
     answer: str
@@ -164,10 +163,6 @@ class RunView(Record):
     def can_stop(self) -> bool:
         """Whether something is left to stop."""
         return not self.is_stopped and self.word not in NOTHING_TO_STOP
-
-    @property
-    def needs_person(self) -> bool:
-        return self.listed.exit_code == 1
 
     @property
     def brief(self) -> str:
@@ -230,7 +225,6 @@ def view_of(news: News, now: float) -> RunView:
         word=word,
         sign=sign,
         tone=tone,
-        urgency=listed.place[0],
         why=text(told.get("why") or _why(news)),
         main_fault=text(told.get("main_fault")),
         answer=_answer(told, needs),
@@ -265,7 +259,7 @@ def view_of(news: News, now: float) -> RunView:
 
 def in_order(views: Sequence[RunView]) -> list[RunView]:
     """What needs a person first."""
-    return sorted(views, key=attrgetter("urgency", "name"))
+    return sorted(views, key=attrgetter("listed.place"))
 
 
 def sums_of(every: Sequence[News]) -> str:
@@ -464,7 +458,8 @@ def _ended_line(told: Mapping[str, Any]) -> str:
     how = text(newest.get("how"))
     cause = how.partition(": ")[2] or how
     evidence = (line for one in rows(told.get("findings")) for line in list_of(one.get("evidence")))
-    if any(cause in text(line) for line in (told.get("why"), *evidence)):
+    said = "\n".join(map(text, (told.get("why"), *evidence)))
+    if cause.replace("-", " ") in said.replace("-", " "):
         return ""
     return f"Attempt {text(newest.get('id'), 40)}: {how}."
 

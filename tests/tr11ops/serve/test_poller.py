@@ -144,3 +144,31 @@ def test_what_was_seen_before_an_act_is_no_verdict_after_it(site: Site) -> None:
     watcher._put(replace(acted, began=seen.began), 0.0)
     assert watcher.news()[0] == fresh, "an earlier look that took longer replaces no later one"
     watcher.stop()
+
+
+def test_a_run_that_stops_is_looked_at_sooner_and_the_scheduler_is_asked_anew(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever has begun the look that found it stopping: of its own it waits for an hour here."""
+    monkeypatch.setattr(poller, "LOOK_EVERY_SECONDS", 3600.0)
+    monkeypatch.setattr(poller, "GLANCE_SECONDS", 0.05)
+    told, asked = {"verdict": "healthy"}, list[str]()
+    watcher = RunPoller([tmp_path])
+    monkeypatch.setattr(watcher._readers, "forget", lambda: asked.append("anew"))
+    monkeypatch.setattr(watcher, "_seen", lambda news: replace(news, document={**told}, why=""))
+    watcher.asked = time.monotonic()
+    watcher._follow(tmp_path)
+    try:
+        until(lambda: bool(watcher.news()[0].looked))
+        [seen] = watcher.news()
+        assert seen.every == 3600.0 and not asked
+        told["verdict"] = "stopping"
+        watcher._look(seen)
+        [stops] = watcher.news()
+        assert stops.every == 900.0 and not asked
+        told["verdict"] = "stopped"
+        watcher._news[seen.key] = replace(stops, looked=0.0)
+        until(lambda: watcher.news()[0].document == told)
+        assert watcher.news()[0].every == 3600.0 and asked == ["anew"]
+    finally:
+        watcher.stop()

@@ -160,6 +160,7 @@ def test_an_end_is_told_once() -> None:
     assert line(how, "nothing runs") == f"Attempt 7: {how}."
     assert line(how, "nothing runs", f"7, 2 min ago: {how}") == "", "a finding quotes it"
     assert line(how, "attempt 7 failed: rank 1 was ended by SIGSEGV; job 8 waits") == ""
+    assert line("kill-switch", "the kill switch was set by ana") == ""
     assert line("", "nothing runs") == "", "it runs"
 
 
