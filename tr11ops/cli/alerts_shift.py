@@ -165,10 +165,9 @@ def rota(
     value = {"schema": SCHEMA, "turns": values, "recipients": recipients}
     remarks = []
     if not policy.rota:
+        told = "no one is told"
         if recipients:
             told = f"all goes to {', '.join(recipients)}"
-        else:
-            told = "no one is told"
         remarks = [f"the card has no rota: {'after that ' if found else ''}{told}"]
     made = table("ON CALL", "UNTIL")
     for one, since, until in found:

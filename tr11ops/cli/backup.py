@@ -255,10 +255,9 @@ def _adoption(backup: BackupContext, archive: Archive) -> Change:
         return Outcome(lines=("done; next: tr11 backup run",))
 
     if owner is None or (owner.id and owner.id == ours):
+        why = "it is this run's"
         if owner is None:
             why = "nothing was copied there yet"
-        else:
-            why = "it is this run's"
         nothing = Outcome(lines=(f"{archive.address}: nothing to do: {why}",))
         return Change((), "", apply, nothing, nothing=nothing, unchanged="")
     _require_adoptable(backup, archive, owner, ours)

@@ -260,10 +260,9 @@ def _put_on_record(directory: RunDirectory, record: DigestRecord, progress: Byte
 def _lines(reading: VerifyResult, entry: SavedCheckpoint) -> list[str]:
     """What to say of one reading: one line for each bad file, else one."""
     head = f"step {reading.step}:"
+    more = []
     if reading.bad and reading.why:
         more = [f"{head} {reading.why}"]
-    else:
-        more = []
     if reading.bad:
         return [*(f"{head} BAD {line}" for line in reading.bad), *more]
     if reading.result == "fine":

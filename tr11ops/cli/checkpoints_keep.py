@@ -325,10 +325,9 @@ def find_checkpoint(catalogue: Catalogue, text: str) -> SavedCheckpoint:
     if entry is None:
         known = [entry.step for entry in catalogue.checkpoints]
         newest = ", ".join(map(str, known[-4:]))
+        which = "there is none yet"
         if known:
             which = f"there are {len(known)}, the newest {newest}"
-        else:
-            which = "there is none yet"
         raise Refusal(
             f"{catalogue.folder / checkpoint_name(step)} does not exist; {which} (tr11 checkpoints list)"
         )
@@ -379,10 +378,9 @@ def resolve_step(card: RunCard, text: str) -> Path:
     place = folder / checkpoint_name(step)
     if not place.is_dir():
         known = checkpoint_steps(folder)
+        which = "there is none yet"
         if known:
             which = f"there are {_abridged(known)}"
-        else:
-            which = "there is none yet"
         raise Refusal(f"{place} does not exist; {which} (tr11 checkpoints list)")
     return place.resolve()
 

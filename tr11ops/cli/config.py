@@ -284,9 +284,8 @@ def _ramp(found: Estimate, all_levels: bool) -> Table | None:
 
 
 def _byte_rows(found: Estimate) -> list[Row]:
-    if found.checkpoints is None:
-        count = "saved by the clock"
-    else:
+    count = "saved by the clock"
+    if found.checkpoints is not None:
         count = f"{found.checkpoints:,} at this interval"
     rows = [
         ("checkpoint", size(found.checkpoint_bytes), count),
@@ -494,10 +493,9 @@ def _meant(word: str, sections: Sequence[CardSection]) -> tuple[list[CardSection
     if keys:
         return [], keys
     near = _near(word, sections, every)
+    hint = "`tr11 config explain` lists the sections"
     if near:
         hint = f"did you mean {', '.join(near)}?"
-    else:
-        hint = "`tr11 config explain` lists the sections"
     raise WrongUsage(f"KEY {word!r}: the run card has no such key or section; {hint}")
 
 

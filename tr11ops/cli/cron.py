@@ -371,9 +371,8 @@ def _row_words(row: JobRow, now: float) -> tuple[str, ...]:
         due = f"in {duration(row.next_due - now)}"
     if state is None:
         return row.job.name, "never", "", "", due, ""
-    if state.ended is None:
-        took = ""
-    else:
+    took = ""
+    if state.ended is not None:
         took = duration(state.ended - state.started)
     return (
         row.job.name,

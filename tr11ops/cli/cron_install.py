@@ -542,10 +542,9 @@ def _watch_unseen(rounds: CronContext, begun: Begun, jobs: tuple[PeriodicJob, ..
     run_rounds(
         replace(rounds, why_not_there=why_not_there), tuple(job for job in jobs if job.watches)
     )
+    follows = "the next link is not queued"
     if begun.successor:
         follows = f"the next link is job {begun.successor}"
-    else:
-        follows = "the next link is not queued"
     raise Refusal(f"{begun.unseen}; {follows}", exit_code=3)
 
 

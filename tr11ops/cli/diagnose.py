@@ -379,10 +379,9 @@ def _by_logs(
     folder = directory.paths.attempt(attempt)
     record = read_launch(folder, number)
     workers = sorted({path for _, _, path in directory.worker_logs(attempt)})
+    main = []
     if directory.paths.main_log.is_file():
         main = [directory.paths.main_log]
-    else:
-        main = []
     if record is None:
         if not workers and is_watched_attempt(folder):  # all of its log is of the one job
             workers = main

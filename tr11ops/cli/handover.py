@@ -122,10 +122,9 @@ def handover(
     now = time.time()
     ledger = in_time(lambda: read_journal(directory.journal))
     if since is None:
+        since = DEFAULT_SINCE
         if start and last_handover(ledger.entries) is not None:
             since = "last"
-        else:
-            since = DEFAULT_SINCE
     begun, basis = begin_of(since, now, ledger.entries)
     reader = in_time(lambda: open_reader(directory, context.scheduler))
     facts = facts_of(card, context.run or "")

@@ -97,9 +97,8 @@ def keep_card(job: LaunchJob, main: RunCard) -> None:
 
 
 def _shown(value: Any) -> str:
-    if value is None:
-        text = "none"
-    else:
+    text = "none"
+    if value is not None:
         text = str(value)
     if len(text) <= _WIDEST:
         return text

@@ -62,10 +62,9 @@ def only(path: Path) -> Callable[[], Sequence[LogSource]]:
 def existing(path: Path | None) -> Path:
     """A file that can be read from any place. Raises Refusal."""
     if path is None or not path.is_file():
+        what = "does not exist"
         if path is not None and path.exists():
             what = "is not a regular file"
-        else:
-            what = "does not exist"
         raise WrongUsage(f"--file {path}: {what}")
     return path
 

@@ -95,9 +95,8 @@ class ViewWatcher:
     def hint(self, now: float) -> str:
         """The line at the foot: how old what is shown is, and what is under way."""
         with self._lock:
-            if self.last is None:
-                age = ""
-            else:
+            age = ""
+            if self.last is not None:
                 age = f"seen {duration(now - self.seen_at)} ago; "
             waiting = self.began is not None and now - self.began >= WAITING_SECONDS
             doing = ""

@@ -212,10 +212,9 @@ def _counted(request: RequeueRequest, store: StartStore, number: int) -> list[st
     changed = newest_change(request.progress)
     if changed is None:
         return [*lines, f"{request.progress} cannot be looked at: whether it gets on is not known"]
+    since = "not there yet"
     if changed:
         since = f"last changed {duration(time.time() - changed)} ago"
-    else:
-        since = "not there yet"
     return [*lines, f"it gets on where {request.progress} changes; {since}"]
 
 

@@ -243,10 +243,9 @@ def _missing(
     if refused:
         return "; ".join(f"job {number} stays held: {text}" for number, text in refused), 1
     if view.read_error:
+        held = []
         if run.directory.exists:
             held = sorted(held_by_tr11(run.directory))
-        else:
-            held = []
         names = ", ".join(held)
         if held:
             return (f"job {names} may still be held: type this again when the scheduler answers", 3)

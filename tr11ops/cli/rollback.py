@@ -98,9 +98,8 @@ def rollback(
         raise WrongUsage("give a STEP, or --undo, not both")
     if skip is not None and step is None:
         raise WrongUsage("--skip needs a STEP: tr11 rollback STEP --skip N")
-    if skip is None:
-        wanted = None
-    else:
+    wanted = None
+    if skip is not None:
         wanted = _parse_skip(skip)
     run = run_to_stop(context)
     view = run.look()
@@ -335,9 +334,8 @@ def _lines(plan: RollbackPlan) -> list[str]:
     lines += [f"rename:     {source} -> {target}" for source, target in plan.moves]
     lines += [f"gone:       {name} was removed since, and cannot be put back" for name in plan.gone]
     if plan.latest_before != plan.to_step:
-        if plan.latest_before is None:
-            before = "nothing"
-        else:
+        before = "nothing"
+        if plan.latest_before is not None:
             before = f"step {plan.latest_before}"
         lines.append(f"latest:     names step {plan.to_step}; it named {before}")
     if plan.skip is not None:
@@ -351,10 +349,9 @@ def _lines(plan: RollbackPlan) -> list[str]:
 
 
 def _not_finite_line(plan: RollbackPlan, wider: IterationRange) -> str:
+    left = "iterations after it were"
     if plan.skip is not None:
         left = "other iterations were"
-    else:
-        left = "iterations after it were"
     return f"warning:    {left} not finite: --skip {wider} skips them all"
 
 

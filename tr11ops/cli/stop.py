@@ -320,10 +320,9 @@ class Kill(Record):
         if view.read_error:
             lines.append(_without_scheduler(view, "switch"))
         if view.is_idle:
+            rest = "; launches are refused until the switch is released"
             if view.unmounted:
                 rest = ""
-            else:
-                rest = "; launches are refused until the switch is released"
             lines.append(f"jobs:       nothing of this run is running or queued{rest}")
         lines += standing_lines(self.run, view, saves)
         if self.now:
@@ -483,9 +482,8 @@ class Kill(Record):
                 text = f"ended without a word of the trainer: the last checkpoint is what `{look}` shows"
             else:
                 step = marker.checkpoint_step
-                if step is None:
-                    saved = "no checkpoint was made"
-                else:
+                saved = "no checkpoint was made"
+                if step is not None:
                     saved = f"checkpoint {self.run.card.checkpoint_label(step)}"
                 text = f"ended ({marker.reason}) {marker.place}: {saved}"
             has_word = ending.gave_way or (

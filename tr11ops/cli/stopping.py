@@ -319,10 +319,9 @@ def hold_queued(run: StopContext, view: StopView, why: str, has_file: bool) -> t
     for number in result.done:
         release = ""  # by what lets all go on, which is said at the end
         if unmarked:
+            free = "only its scheduler"
             if run.edge.name == "slurm":
                 free = f"`scontrol release {number}`"
-            else:
-                free = "only its scheduler"
             release = f"; that cannot be recorded ({result.unrecorded}; {unmarked}), so {free} releases it"
         elif result.unrecorded:
             release = (
@@ -462,10 +461,9 @@ def fall_back(run: StopContext, view: StopView, request: int, minutes: float) ->
         if answered:
             say(f"tr11: job {job.job_id}: {answered}")
         if not can_modify(job, run.user):
+            command = "a cancellation of job"
             if run.edge.name == "slurm":
                 command = "scancel"
-            else:
-                command = "a cancellation of job"
             say(
                 f"tr11: job {job.job_id} {late}: call {job.user}, who owns it, for `{command} {job.job_id}`"
             )

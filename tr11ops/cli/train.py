@@ -359,10 +359,9 @@ def _tell_node_0(
 def _environment(card: RunCard) -> dict[str, str]:
     """Of the agent and the workers: this shell's, the card's, and where the code lies."""
     root = code_root()
+    places = []
     if root:
         places = [str(root)]
-    else:
-        places = []
     path = os.pathsep.join([*places, *filter(None, [os.environ.get("PYTHONPATH")])])
     return {**os.environ, **values_here(card.slurm.environment, os.environ), "PYTHONPATH": path}
 

@@ -352,9 +352,8 @@ def _facts(job: UploadJob, training_history: TrainingHistory) -> ModelFacts:
 
 def _hub(card: RunCard) -> Hub:
 
-    if card.hub.credentials_file is None:
-        path = None
-    else:
+    path = None
+    if card.hub.credentials_file is not None:
         path = Path(card.hub.credentials_file)
     return Hub(
         card.hub.endpoint,

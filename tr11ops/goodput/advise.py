@@ -150,10 +150,9 @@ def too_little(goodput: Goodput) -> str:
         return ""
     hours = LEAST_HELD_SECONDS / 3600
     faults = len(goodput.faults)
+    count = "no fault"
     if faults:
         count = counted(faults, "fault")
-    else:
-        count = "no fault"
     return f"{duration(held)} with nodes and {count} are too little: {hours:g} h or {FEWEST_FAULTS} faults are needed"
 
 
@@ -215,9 +214,8 @@ def _margin(found: MeasuredCosts, situation: CardSettings) -> Iterator[Advice]:
     change = f"run.exit_duration_minutes = {minutes}"
     if minutes <= 0:
         change = f"slurm.time_limit = {longer // 60:02d}:{longer % 60:02d}:00"
-    if situation.room is None:
-        now = "none"
-    else:
+    now = "none"
+    if situation.room is not None:
         now = duration(situation.room)
     enough = situation.room is not None and situation.room >= need
     numbers: dict[str, float | None] = {"needed_seconds": need, "room_seconds": situation.room}

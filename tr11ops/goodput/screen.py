@@ -96,9 +96,8 @@ def _verdict(goodput: Goodput, paper: Paper) -> Iterator[str]:
     cost = ""
     if paper.price is not None:
         cost = f", {_money(total.held_micros, paper)}"
-    if useful is None:
-        share = "nothing was held yet"
-    else:
+    share = "nothing was held yet"
+    if useful is not None:
         share = f"{_percent(useful)} of it {goodput.useful_did}"
     yield paper.fit(f"{held}{cost}: {share}")
     if ratio is not None:

@@ -360,9 +360,8 @@ def _cuts(mark: PhaseMark, until: int, moments: Sequence[tuple[int, int]]) -> li
 def _steps(
     start: int, end: int, done: int, upto: int, pace: int | None, launch: int
 ) -> Iterator[AttemptSegment]:
-    if pace is None:
-        expected = None
-    else:
+    expected = None
+    if pace is not None:
         expected = pace * (upto - done)
     if expected is not None and end - start > max(STALL_FACTOR * expected, expected + STALL_FLOOR):
         yield AttemptSegment(start, end - expected, Bucket.HANG, launch)

@@ -136,10 +136,9 @@ def _points(card: OwnCard, done: int) -> Iterator[tuple[int, str]]:
                 level.first_iteration,
                 f"the batch grows from {before.batch_size} to {level.batch_size} samples",
             )
+    warm = 0
     if plan.warmup_samples > 0:
         warm = path.after_samples(plan.warmup_samples).iteration
-    else:
-        warm = 0
     if warm > done:
         yield warm, f"the warm-up ends: the learning rate is {plan.learning_rate:g}"
     if plan.decay_style == "wsd":
@@ -163,10 +162,9 @@ def _seconds_to(
 ) -> float:
     speed = speed_of(snapshot)
     pace = 0.0 if speed is None else speed.seconds
+    stretch = 1.0
     if end.likely is not None and end.earliest > 0:
         stretch = end.likely / end.earliest
-    else:
-        stretch = 1.0
     return stretch * pace / weight_at(course, done) * work(course, done, iteration)
 
 

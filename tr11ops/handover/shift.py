@@ -389,10 +389,9 @@ def _open(material: HandoverMaterial) -> Iterator[Happened]:
     yield from _faults(material.findings, known(alerts, ()), snapshot.time)
     seen = not isinstance(snapshot.jobs, Unknown)
     for hold in standing_holds(snapshot):
+        is_held = "was held, and whether it still is cannot be seen"
         if seen:
             is_held = "is held"
-        else:
-            is_held = "was held, and whether it still is cannot be seen"
         words = f"job {hold.job} {is_held} (`{derived.command(snapshot, 'resume')}` releases it)"
         yield Happened(hold.time or snapshot.time, words, hold.who, hold.why)
     stops = {"the kill switch is set": snapshot.kill_switch, "the run is paused": snapshot.pause}

@@ -139,9 +139,8 @@ def job_lines(start: StartOfShift) -> Iterator[str]:
     if not start.jobs:
         yield "none is running or queued"
     for job in start.jobs:
-        if job.seconds is None:
-            since = ""
-        else:
+        since = ""
+        if job.seconds is not None:
             since = f" for {duration(job.seconds)}"
         why = ""
         if job.reason:

@@ -124,9 +124,8 @@ def progress_sentence(progress: ShiftProgress) -> str:
     if progress.tokens is not None and progress.tokens > 0:
         text += f", {quantity(progress.tokens)} tokens"
     if progress.loss_now is not None:
-        if progress.loss_before is None:
-            before = ""
-        else:
+        before = ""
+        if progress.loss_before is not None:
             before = f"{progress.loss_before:.4f} -> "
         text += f"; loss {before}{progress.loss_now:.4f}"
     if progress.useful is not None:
@@ -325,9 +324,8 @@ def _fault_section(
 
 
 def _cost(fault: ShiftInterruption) -> str:
-    if fault.down is None:
-        stood = "It has not trained since."
-    else:
+    stood = "It has not trained since."
+    if fault.down is not None:
         stood = f"It trained on after {duration(fault.down)}."
     parts = [f"{hours:,.1f} {bucket}" for bucket, hours in fault.node_hours.items()]
     lost = ""

@@ -120,7 +120,7 @@ class ReplayCheck(Record):
         return abs(self.difference) <= TOO_FAR
 
     def __str__(self) -> str:
-        past = f"{counted(self.faults, 'fault')} in {counted(round(self.days, 1), 'day')}"
+        past = f"{counted(self.faults, 'fault')} in {duration(86400 * self.days)}"
         text = (
             f"{past}; {self.recorded:.2f} % of the time trained what was kept, "
             f"{self.replayed:.2f} % when replayed"

@@ -22,6 +22,7 @@ from tr11ops.status.published import (
     cares_of,
     list_of,
     on_call_of,
+    rows,
     table,
     text,
     word_of,
@@ -143,12 +144,15 @@ class ListedRun(Record):
         slow = table(self.told.get("slow_nodes"))
         if self.word is not VerdictWord.SLOW or not slow:
             return ""
-        nodes = first_few(map(text, list_of(slow.get("nodes"))), 2)
-        if not nodes:
-            return "no single node" if slow.get("state") == "none" else "node not known yet"
-        if slow.get("state") == "suspected":
-            return f"perhaps {nodes}"
-        return nodes
+        nodes = [text(name) for name in list_of(slow.get("nodes"))]
+        if slow.get("state") == "named":
+            return first_few(nodes, 2)
+        # until the ranks are compared: of the attempt before
+        found = rows(self.told.get("findings"))
+        nodes += [text(one.get("subject")) for one in found if one.get("detector") == "slow-node"]
+        if nodes:
+            return f"perhaps {first_few(dict.fromkeys(nodes), 2)}"
+        return "no single node" if slow.get("state") == "none" else "node not known yet"
 
     def who_has(self, are_told: bool) -> str:
         """Who has what it needs a person for; with `are_told` also who was told where no one has."""

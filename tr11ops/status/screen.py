@@ -223,7 +223,8 @@ def render(status: Status, screen: Screen) -> RenderableType:
 
 
 def _details(status: Status, screen: Screen) -> Iterator[Row]:
-    """The state of everything, as (label, text, style)."""
+    """The state of everything, as (label, text, style); who has an open alert is asked first."""
+    yield from alert_rows(status)
     yield from rows.training(status, screen)
     yield "", "", ""
     if status.trainer is not None:
@@ -238,7 +239,6 @@ def _details(status: Status, screen: Screen) -> Iterator[Row]:
     yield from copy_rows(status)
     yield from filesystem_rows(status)
     yield from periodic_rows(status)
-    yield from alert_rows(status)
     yield from rows.stops(status, screen)
 
 
@@ -521,9 +521,8 @@ def _open_alerts(status: Status) -> Iterator[Row]:
         style = "red" if alert.severity is Severity.CRITICAL else "yellow"
         told = f" ({duration(status.age(alert.start))}); {who}"
         # who has it is not what a long title leaves out
-        title = shortened(
-            f"{alert.severity.name} {alert.title}", max(LONGEST // 3, LONGEST - len(told))
-        )
+        title = "see above" if alert.title in status.why else alert.title
+        title = shortened(f"{alert.severity.name} {title}", max(LONGEST // 3, LONGEST - len(told)))
         yield label, f"{title}{told}", style
         label = ""
         if alert.watchdog:

@@ -582,5 +582,12 @@ def test_the_first_sentence_names_the_node_that_slows_a_run_as_far_as_it_is_know
         # a run that does not train on is not slow
         down = _run("a", VerdictWord.DOWN, 1, slow_nodes=slow, alerts=[])
         assert "n8" not in RunList.of([down]).sentence
+    # at a new start, before the ranks are compared: by what was found of the attempt before
+    told = {
+        "slow_nodes": {"state": "unknown"},
+        "findings": [{"detector": "slow-node", "subject": "n8"}],
+    }
+    again = RunList.of([_run("a", VerdictWord.SLOW, 0, **told)])
+    assert again.sentence.endswith("; a slow (perhaps n8)")
     # a published copy does not tell nodes
     assert RunList.of([_run("a", VerdictWord.SLOW, 0)]).sentence.endswith("; a slow")

@@ -80,6 +80,7 @@ def test_a_replay_that_is_far_from_what_happened_advises_nothing() -> None:
     assert {one.better for one in found} == {"cannot tell"}
     assert "points off what happened" in found[0].why[0]
     assert "40.00 % of the time trained what was kept" in str(check)
+    assert " faults in 27 min; " in str(replace(check, days=0.019)), "never in 0 days"
 
 
 def test_what_cannot_be_replayed_is_told_for_each_setting() -> None:
