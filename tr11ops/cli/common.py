@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TextIO, TypeVar
 
 import typer
 
-from tr11ops.base.deadline import LOOK_SECONDS, NOT_WITHIN, PASS_SECONDS, within
+from tr11ops.base.deadline import NOT_WITHIN
 from tr11ops.base.errors import Late, Refusal, Unobserved, WrongUsage
 from tr11ops.base.invocation import for_this_card
 from tr11ops.base.units import MINUTE, plain, shows_unicode, span_seconds, timestamp, wrapped
@@ -177,6 +177,7 @@ def in_time(work: Callable[[], T], seconds: float | None = None, hint: str = "")
 
     `hint` says what may be done all the same.
     """
+    from tr11ops.base.deadline import LOOK_SECONDS, within
 
     limit = LOOK_SECONDS if seconds is None else seconds
     try:
@@ -210,6 +211,7 @@ def not_mounted(directory: RunDirectory, why: str) -> Refusal:
 
 def in_time_for_all(work: Callable[[], T]) -> T:
     """As `in_time`, for work that reads a run's whole past. The run directory has answered before."""
+    from tr11ops.base.deadline import PASS_SECONDS
 
     return in_time(work, PASS_SECONDS)
 

@@ -6,7 +6,7 @@ import time
 from collections.abc import Iterator
 from shutil import get_terminal_size
 from textwrap import wrap
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from msgspec.structs import replace
@@ -29,7 +29,6 @@ from tr11ops.launch.margins import read_history as read_speed, room_before_limit
 from tr11ops.observe.operation_files import read_save_room
 from tr11ops.observe.readers import kind_to_watch, open_scheduler
 from tr11ops.observe.snapshot import course_of, steps_left
-from tr11ops.replay.advice import MOST_REPLAYS, ReplayCheck, replay_advice
 from tr11ops.runcard.card import OwnCard, RunCard
 from tr11ops.runcard.exit_duration import exit_plan
 from tr11ops.runcard.save_interval import adapts, checkpoint_size, gpus_of_node
@@ -37,6 +36,9 @@ from tr11ops.runcard.speed import RunHistory
 from trainer.contract.documents import document
 from trainer.contract.errors import UNOBSERVED
 from trainer.contract.record import JsonObject, Record
+
+if TYPE_CHECKING:
+    from tr11ops.replay.advice import ReplayCheck
 
 BY = ("attempt", "cause", "day", "week")
 NARROWEST, WIDEST = 60, 132
@@ -178,6 +180,7 @@ def advise(
     look = look_back(context)
     if isinstance(look.history.attempts, Unknown):
         raise Unobserved(f"the run's past could not be read: {look.history.attempts.why}")
+    from tr11ops.replay.advice import MOST_REPLAYS, replay_advice
     from tr11ops.replay.own_record import recorded_run
 
     situation = situation_of(look, mtbf)

@@ -9,7 +9,7 @@ import socket
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -19,8 +19,9 @@ from tr11ops.base.installed import missing
 from tr11ops.base.stop_signals import obeying
 from tr11ops.cli.common import say
 from tr11ops.cli.runner import NO_RUN, SCHEDULER, Outcome, RunContext
-from tr11ops.serve.app import ServeSettings, application
-from tr11ops.serve.tokens import make_token, revoke_token, usual_place
+
+if TYPE_CHECKING:
+    from tr11ops.serve.app import ServeSettings
 
 EXTRA = 'pip install "tr11[serve]"'
 PORT = 8811
@@ -92,6 +93,7 @@ def serve(
       tr11 serve --listen 0.0.0.0:8811 --cert cert.pem --key key.pem --private
     """
     from tr11ops.alerts.answer_link import usual_key
+    from tr11ops.serve.tokens import usual_place
 
     place = tokens or usual_place(os.environ)
     if words and words[0] == TOKEN:
@@ -108,6 +110,7 @@ def serve(
     absent = missing(("starlette", "uvicorn"))
     if absent:
         raise Refusal(f"tr11 serve needs {', '.join(absent)}, not installed here; type: {EXTRA}")
+    from tr11ops.serve.app import ServeSettings
 
     settings = ServeSettings(
         place,
@@ -124,6 +127,7 @@ def serve(
 
 def _token(words: Sequence[str], place: Path, revoke: bool) -> Outcome:
     """Make a person's token, or take it away."""
+    from tr11ops.serve.tokens import make_token, revoke_token
 
     if len(words) != 1:
         raise WrongUsage("token: give one NAME: tr11 serve token ana@example.org")
@@ -163,6 +167,7 @@ def _serve(
     """Serve until Ctrl-C or SIGTERM."""
     import uvicorn
 
+    from tr11ops.serve.app import application
     from tr11ops.serve.poller import RunPoller
 
     host, port = address

@@ -70,7 +70,7 @@ def test_what_needs_a_person_comes_first_and_what_is_not_seen_next(place: Place)
     assert table.rows[0].cells[:2] == ("z/main", "stalled, unwatched")
     assert "; no watchdog looks at the run; " in table.rows[0].more
     assert table.sentence == (
-        "2 runs: 1 needs a person: z/main stalled (no alert yet); b/main unknown"
+        "2 runs: 1 needs a person: z/main stalled (no one was told yet); b/main unknown"
     )
     assert table.rows[1].cells[1:] == ("unknown", "-", "-", "-", "-", "its card cannot be read")
 
