@@ -12,7 +12,7 @@ from tr11ops.status.published import seconds_of
 from tr11ops.status.run_list import ListedRun, RunList, total, unwatched
 from tr11ops.watchdog.verdict import MOVING, VerdictWord
 
-TITLES = f"{'verdict':<10} {'for':>11} {'iteration':>15} {'left':>11}  run"
+TITLES = f"{'verdict':<10} {'for':>11} {'iteration':>15} {'loss':>8} {'left':>11}  run"
 
 
 def list_lines(shown: RunList, now: float) -> Iterator[str]:
@@ -45,12 +45,15 @@ def _run_lines(run: ListedRun, now: float) -> Iterator[str]:
         done = again["from_step"]
         lost = f"  ({counted(again['iterations'], 'iteration')} again)"
     step = _step(done, seen["total_iterations"])
-    since, length, left = seconds_of(seen["verdict_since"]), "-", "-"
+    since = seconds_of(seen["verdict_since"])
+    length = loss = left = "-"
+    if seen["loss"] is not None:
+        loss = f"{seen['loss']:.4f}"
     if since is not None:
         length = duration(now - since)
     if seen["remaining_seconds"] is not None and run.word in MOVING:
         left = duration(seen["remaining_seconds"])
-    yield f"{seen['verdict']:<10} {length:>11} {step:>15} {left:>11}  {run.directory}{lost}"
+    yield f"{seen['verdict']:<10} {length:>11} {step:>15} {loss:>8} {left:>11}  {run.directory}{lost}"
     said = [unwatched(run.word, seen["watchdog_fault"]), "; ".join(_facts(run, now))]
     if run.exit_code or run.word is VerdictWord.SLOW or run.word.is_stop:
         said.insert(0, seen["why"])
@@ -69,7 +72,7 @@ def _step(done: int | None, planned: int | None) -> str:
 
 
 def _facts(run: ListedRun, now: float) -> Iterator[str]:
-    """Who has its alerts, who is on call, whose it is, and on which nodes."""
+    """Who has its alerts, who is on call, whose it is, on which nodes, and what it has cost."""
     said = alerts_words(run.cares, run.on_call, now)
     if said:
         yield f"alerts: {said}"
@@ -81,6 +84,8 @@ def _facts(run: ListedRun, now: float) -> Iterator[str]:
         yield run.use.team
     if run.nodes:
         yield f"on {compress(run.nodes)}"
+    if run.use is not None:
+        yield from run.use.words
 
 
 def sum_lines(shown: RunList) -> Iterator[str]:

@@ -51,10 +51,11 @@ def test_a_run_is_one_line_that_says_what_status_says(recorded: Path) -> None:
     assert said == (
         f"{status['why']} {status['watchdog_fault']} alerts: 2 (checkpoint-unsound 38, clock-skew here) are"
         " not told yet: no watchdog looks, so no one will be told; 1 (exclusion-cap) is open: no one has"
-        " taken it; 2 (down, held 4) are no longer found"
+        " taken it; 2 (down, held 4) are no longer found; 0.1 node-hours"
     )
-    word, *_, step, left, name = line.split()
+    word, *_, step, loss, left, name = line.split()
     assert code == 0 and (word, step, left, name) == ("stopped", "38/6253", "-", "run")
+    assert float(loss) == pytest.approx(run["loss"], abs=5e-5)
     assert max(map(len, text.splitlines())) <= 80
     shared = set(run) & set(status) - {"eta"}
     assert {key: run[key] for key in shared} == {key: status[key] for key in shared} and len(
@@ -213,6 +214,7 @@ def test_several_runs_say_whose_they_are_who_has_them_and_what_they_hold() -> No
     assert "on call: ana@example.org; six; " in text
     assert "alerts: 1 is open: ben@example.org has it; on call: ana@example.org; six; " in text
     assert "on call: cleo@example.org (took the shift, 5 h 00 min left); seven; " in text
+    assert "100.0 node-hours; 800.0 GPU-hours; 1,600.00 EUR; 42.0 kWh" in text
     assert "seven: 1 run, " in text and "six: 2 runs, " in text
     assert "bad1: excluded by a, b" in text
     told = runs.document()

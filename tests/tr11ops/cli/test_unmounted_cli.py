@@ -80,7 +80,7 @@ def test_kill_asks_the_scheduler(stage: Stage, leaves_mount_point: bool) -> None
     assert said.json["held"] == [stage.queued_name] and "not mounted" in said.json["unknown"]
     assert (
         f"job {stage.job} was sent USR1: it saves and leaves" in said.err
-        and "then type tr11 resume" in said.err
+        and "then type `tr11 resume" in said.err
     )
     stage.bench.wait(lambda jobs: not stage.trains())
     assert (
