@@ -69,7 +69,6 @@ def commit(
     people are told again. Raises OSError as the file system does, TimeoutError when others were
     always faster, and ValueError when the alert state was written by a newer tr11.
     """
-
     more: list[T] = []
 
     def changed(stored: StoredAlerts) -> StoredAlerts:

@@ -243,7 +243,6 @@ def _rates(found: Estimate) -> Table:
 
 def _ramp(found: Estimate, all_levels: bool) -> Table | None:
     """Levels of the batch ramp with bubble and times: the first, the middle and the last, or all."""
-
     levels = found.levels
     if len(levels) == 1:
         return None

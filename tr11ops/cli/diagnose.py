@@ -299,7 +299,6 @@ def _as_old_as(found: Diagnosis, files: list[Path]) -> Diagnosis:
     """The diagnosis of a log that ends on a whole step: it says that nothing is to be done only
     while it is written.
     """
-
     if not found.signs.runs_on:
         return found
     silent = time.time() - max(path.stat().st_mtime for path in files)
@@ -426,7 +425,6 @@ def _as_it_stands(sight: _Sight, found: Diagnosis) -> Diagnosis:
 
 def _end_before(sight: _Sight, found: Diagnosis) -> str:
     """How the launch before this one ended, in a sentence; "" where no record tells."""
-
     folder = sight.context.directory.paths.attempt(found.launch)
     before = read_launch(folder, (found.number or 1) - 1)
     if before is None or not before.summary:
@@ -535,5 +533,4 @@ def _read(paths: list[Path], read: Callable[[Callable[[int], None]], T]) -> T:
 
 def _judged(paths: list[Path], every: bool) -> list[Diagnosis]:
     """Raises Refusal where a file cannot be read."""
-
     return _read(paths, partial(diagnose_files, paths, every))

@@ -367,7 +367,6 @@ def prepare(
     allow_namesake: bool = False,
 ) -> LaunchJob:
     """Read the command line and the card. Raises CardError or Refusal with exit code 2."""
-
     path = card_path(run)
     if nodes is not None:
         overrides = [*overrides, f"slurm.nodes={nodes}"]

@@ -145,7 +145,6 @@ def _refuse_too_many(
     nodes_context: NodesContext, names: Sequence[str], limit: ExclusionLimit
 ) -> None:
     """Raises Refusal where the new ones are too many; those that are excluded already may stay."""
-
     ours = {entry.node for entry in nodes_context.exclusions}
     if nodes_context.forbids(names):
         total, fresh = (

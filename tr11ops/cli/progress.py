@@ -219,7 +219,6 @@ def _cut(screen: RenderableType, console: Console, height: int) -> RenderableTyp
 
 def bar_of(*columns: ProgressColumn) -> Progress:
     """A bar of these columns, on the error stream, of which nothing is left in the end."""
-
     return Progress(*columns, console=Console(stderr=True), transient=True)
 
 

@@ -84,7 +84,6 @@ def replay(
       tr11 replay --trace lanl.csv.xz --system 20 --seed 3 --against
       tr11 replay --trace fault_trace.json --json | jq .operations[0].effective
     """
-
     _check(nodes, spares, held, days)
     layout = Layout(nodes, spares, held)
     part = window(read_trace(trace, system), layout.all, days * DAY, seed)

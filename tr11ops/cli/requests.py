@@ -489,7 +489,6 @@ def attempt_to_ask(
 
     Raises Refusal where none runs, or where it runs where it cannot be asked; SchedulerError.
     """
-
     found = read_own_jobs(directory, edge)
     running = [one for one in found.jobs if one.state.is_active]
     holder = lease_holder(directory)

@@ -417,7 +417,6 @@ def _alerts(
 
 def _faults(findings: Iterable[Finding], alerts: Sequence[Alert], now: float) -> Iterator[Happened]:
     """What this look found and no alert stands for, because no watchdog has looked since."""
-
     for finding in untold(findings, alerts):
         fix = "".join(f" (`{line}`)" for line in finding.commands)
         more = "".join(f"; from it follows: {one.title}" for one in finding.consequences)

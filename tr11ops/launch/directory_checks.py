@@ -125,7 +125,6 @@ def read_clocks(paths: RunPaths, now: float) -> tuple[ClockDifference, ...]:
 
 def clock_of_file_system(folder: Path) -> ClockDifference:
     """This machine's clock against the file system's. Raises OSError where nothing can be written."""
-
     here, stamped = file_system_time(folder)
     return "this machine", here - stamped, "the file system"
 

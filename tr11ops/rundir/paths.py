@@ -109,7 +109,6 @@ class Submission(Record):
     @classmethod
     def read(cls, path: Path) -> Submission | None:
         """The record in `path`, or None when absent. Raises ValueError when it is malformed."""
-
         return read_record(cls, path, "a record of a submission")
 
     @classmethod

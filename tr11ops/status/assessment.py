@@ -90,7 +90,6 @@ class Assessment(Record, dict=True):
     @cached_property
     def status(self) -> Status:
         """All of it as one document: what the screens are drawn from."""
-
         return status_of(self.snapshot, self.findings, self.verdict, self.extra)
 
     @property
@@ -385,7 +384,6 @@ def _filesystems(snapshot: Snapshot) -> tuple[ShownFilesystem, ...] | None:
 
 def forecast_of(snapshot: Snapshot, name: str) -> Forecast:
     """When the file system of this name will be full."""
-
     return forecast(
         (usage for usage in known(snapshot.operation.usage, ()) if usage.name == name),
         snapshot.time,

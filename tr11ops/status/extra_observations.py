@@ -276,7 +276,6 @@ def observe_extra(directory: RunDirectory, card: RunCard, snapshot: Snapshot) ->
 
 def _undelivered(directory: RunDirectory) -> Observed[UndeliveredMessages]:
     """The messages still to be sent. What reads them is loaded where there are some."""
-
     folder = outbox_folder(directory)
     if not known(observed(lambda: folder.is_dir() and any(folder.iterdir())), True):
         return UndeliveredMessages()

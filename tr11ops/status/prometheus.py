@@ -294,7 +294,6 @@ def serve(
     `status_now` is called at each scrape; `run` (name, variant) is for a scrape at which that
     fails.
     """
-
     registry = CollectorRegistry()
     registry.register(StatusCollector(status_now, run))
     server, thread = start_http_server(port, addr=host, registry=registry)

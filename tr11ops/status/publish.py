@@ -70,7 +70,6 @@ def _usual_scheduler(directory: RunDirectory) -> Overview | Unknown:
 
 def _goodput(directory: RunDirectory, snapshot: Snapshot) -> GoodputSummary | None:
     """None where the run's past cannot be read, or where there is none yet."""
-
     if snapshot.unmounted or not directory.exists:
         return None
     history = observed(lambda: read_history(directory, snapshot.jobs, scheduler=snapshot.scheduler))

@@ -229,7 +229,6 @@ def _unknown(view: RemoteView) -> Iterator[str]:
 
 def render_outside(view: RemoteView, screen: Screen) -> RenderableType:
     """The whole screen as one renderable of `screen.width` columns."""
-
     verdict = judge_outside(view)
     word, style = _badge(verdict)
     status = remote_status(view, verdict)
