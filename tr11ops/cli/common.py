@@ -366,6 +366,6 @@ def show(made: Table, width: int = 200) -> None:
         cells = (f"{text:<{room}}" for text, room in zip(row[:-1], widths[:-1], strict=True))
         style = "" if number else made.header_style
         console.print("  ".join(cells).rstrip(), style=style, markup=False, highlight=False)
-        if number:
+        if number and row[-1]:
             for line in wrapped(row[-1], width=console.width - 4):
                 console.print(f"    {line}", markup=False, highlight=False)

@@ -259,6 +259,8 @@ def queued_lines(view: StopView, user: str) -> list[str]:
         else:
             fate = f"{job.user} owns it: the run's own controller holds it, else each task leaves untrained"
         lines.append(f"queued:     {tasks} of {job.job_id}: {fate}")
+    if not view.queued and view.running and not view.read_error:
+        lines.append("queued:     nothing: what is to follow has to be launched")
     return lines
 
 

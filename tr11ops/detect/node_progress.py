@@ -18,7 +18,7 @@ from tr11ops.detect.speed import is_measured_still, slowdown
 from tr11ops.observe import derived
 from tr11ops.observe.liveness import beats_of, ranks_of
 from tr11ops.observe.snapshot import Snapshot
-from trainer.contract.compute_record import EVERY_STEPS, ComputeTimes
+from trainer.contract.compute_record import EVERY_STEPS, MIN_STEPS, ComputeTimes
 from trainer.contract.record import Record
 
 if TYPE_CHECKING:
@@ -92,8 +92,6 @@ def slow_nodes(snapshot: Snapshot, progress: Sequence[NodeProgress]) -> SlowNode
     """The one answer to "which node is slow?"; None where nothing trains. A node that is suspected
     is named as that where the training is slow alone: two facts, and still no verdict.
     """
-    from tr11ops.detect.slow_ranks import MIN_STEPS
-
     paces = {one.node: one.pace for one in progress if one.pace is not None and not one.is_spare}
     if all(one.is_spare for one in progress):
         return None
@@ -208,7 +206,7 @@ def _of_peers(
     peers: Sequence[ComputeTimes], slow: dict[int, SlowRank]
 ) -> Iterator[tuple[NodePace, str]]:
     """Each rank of one place, and its host."""
-    from tr11ops.detect.slow_ranks import CLEAR_FACTOR, MIN_STEPS
+    from tr11ops.detect.slow_ranks import CLEAR_FACTOR
 
     seconds = {times.rank: _seconds(times) for times in peers}
     usual = median_low(seconds.values())
@@ -216,7 +214,7 @@ def _of_peers(
         own, outlier, factor, suspect = seconds[times.rank], slow.get(times.rank), None, None
         if outlier is not None:
             factor = outlier.factor
-        elif len(peers) > 1 and usual > 0 and times.steps >= MIN_STEPS:
+        elif len(peers) > 1 and usual > 0 and times.can_be_judged:
             factor = own / usual
             suspect = _least_ratio(times, peers)
         is_slow = outlier is not None and outlier.lasts

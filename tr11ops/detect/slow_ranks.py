@@ -9,7 +9,13 @@ from statistics import fmean, median, median_low
 from msgspec.structs import replace
 
 from tr11ops.base.robust import error_of_median, robust_sigma
-from trainer.contract.compute_record import EVERY_STEPS, RECENT_STEPS, WINDOWS, ComputeTimes
+from trainer.contract.compute_record import (
+    EVERY_STEPS,
+    MIN_STEPS,
+    RECENT_STEPS,
+    WINDOWS,
+    ComputeTimes,
+)
 from trainer.contract.record import Record
 
 # Which ranks compute for longer than others that do the same work, by their own records. Pure.
@@ -182,7 +188,6 @@ def _spread_of_all(found: Sequence[ComparedRank]) -> float:
     return 0.0
 
 
-MIN_STEPS = 5  # of a record: fewer may be the first ones, in which kernels are chosen and compiled
 # what is slower than its peers by less must have been so in all of the last windows
 CLEAR_FACTOR = 1.25
 MIN_WINDOWS = 6  # of ten steps
@@ -251,7 +256,7 @@ def outlying_ranks(
         if (
             times.stage is None
             or times.part is None
-            or times.steps < MIN_STEPS
+            or not times.can_be_judged
             or times.without_longest <= 0
         ):
             continue  # no time in any step but one: there is nothing to compare

@@ -363,14 +363,13 @@ def held_back_before(snapshot: Snapshot) -> Iterator[Finding]:
         return
     training, newest = snapshot.training, derived.last_attempt(snapshot)
     names = derived.identifiers_of(snapshot.active_jobs)
-    now, before = known(training.compute_times, ()), known(training.compute_before, ())
+    now = tuple(times for times in known(training.compute_times, ()) if times.can_be_judged)
+    before = known(training.compute_before, ())
     if now and newest is not None and newest.job_id not in names:
         now, before = (), now
     if not before:
         return
-    from tr11ops.detect.slow_ranks import MIN_STEPS
-
-    measured = {times.host for times in now if times.steps >= MIN_STEPS}
+    measured = {times.host for times in now}
     when = {times.host: times.time for times in before}
     off = excluded_nodes(snapshot) | snapshot.run.excluded_nodes | measured
     computing = _computing(snapshot, before, when.keys() - off)

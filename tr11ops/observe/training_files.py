@@ -278,10 +278,10 @@ def read_compute_times(paths: RunPaths, job_id: str) -> tuple[ComputeTimes, ...]
 def last_measured(
     paths: RunPaths, attempts: Iterable[Attempt]
 ) -> Observed[tuple[ComputeTimes, ...]]:
-    """What the ranks of the last of these attempts measured that measured any."""
+    """What the ranks of the last of these attempts measured that measured enough steps."""
     for attempt in islice(attempts, LAUNCHES_OF_ATTEMPTS):
         found = read_compute_times(paths, attempt.job_id)
-        if found:
+        if isinstance(found, Unknown) or any(times.can_be_judged for times in found):
             return found
     return ()
 

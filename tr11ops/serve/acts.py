@@ -75,7 +75,7 @@ class WebAct(Record):
         return {
             "kill": "save and stop",
             "pause": "stop after this task",
-            "resume": "let the run go on",
+            "resume": "let what is queued go on",
             "exclude": f"exclude {self.nodes}",
             **SHIFTS,
         }.get(self.action, self.action)

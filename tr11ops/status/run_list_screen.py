@@ -23,7 +23,7 @@ def list_lines(shown: RunList, now: float) -> Iterator[str]:
         yield from wrapped(shown.sentence)
     for run in shown.runs:
         if run.word in MOVING:
-            yield f"to stop one: {command_for(str(run.directory), 'kill')}"
+            yield f"to stop one: {command_for(str(run.directory), 'kill --wait')}"
             break
     yield TITLES
     for run in shown.runs:

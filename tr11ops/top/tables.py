@@ -142,7 +142,9 @@ class LookedAt(Record, dict=True):
 def runs_table(runs: Sequence[LookedAt]) -> TopTable:
     """Every run, what needs a person first. What is on record only says so first, and how old it is."""
     ordered = sorted(runs, key=_urgency)
-    rows = tuple(TopRow(run.key, tuple(_run_cells(run)), run.sentence) for run in ordered)
+    rows = tuple(
+        TopRow(run.key, tuple(_run_cells(run)), f"{run.name}: {run.sentence}") for run in ordered
+    )
     sentence = RunList.of(run.listed for run in runs).sentence
     awaited = [run for run in runs if run.is_awaited]
     if awaited:

@@ -20,6 +20,9 @@ from trainer.contract.paths import RunPaths
 from trainer.contract.record import Finite, Record
 
 EVERY_STEPS = 10
+MIN_STEPS = (
+    5  # to be judged by: fewer may be the first ones, in which kernels are chosen and compiled
+)
 RECENT_STEPS = 20
 FIRST_STEPS = 10  # of a launch: in them kernels are chosen and compiled
 USUAL_STEPS = 40  # after those: what is usual on this rank
@@ -74,6 +77,11 @@ class ComputeTimes(Record):
     def read(cls, path: Path) -> ComputeTimes | None:
         """What `path` holds, None when absent. Raises ValueError when it is malformed, OSError."""
         return read_record(cls, path, "a record of compute times", largest=LARGEST_BYTES)
+
+    @property
+    def can_be_judged(self) -> bool:
+        """Whether it is of enough steps."""
+        return self.steps >= MIN_STEPS
 
     @property
     def total(self) -> float:

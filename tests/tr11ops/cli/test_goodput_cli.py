@@ -125,7 +125,7 @@ def test_advise_replays_the_runs_own_record(tmp_path, monkeypatch, capsys):
     out = typed(capsys, "advise")
     assert out.isascii() and max(map(len, out.splitlines())) <= 80
     words = " ".join(out.split())
-    assert "replayed: 5 faults in 5.5 days" in words and "when replayed" in words
+    assert "replayed: 5 faults in 5 d 12 h" in words and "when replayed" in words
     assert "spares 2 -> 1" in words and "type --set slurm.spare_nodes=1" in words
     value = json.loads(typed(capsys, "advise", "--json"))
     advice = {entry["topic"]: entry for entry in value["advice"]}

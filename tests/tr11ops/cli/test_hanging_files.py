@@ -79,7 +79,7 @@ def test_a_run_directory_that_never_answers(
         ("advise", "tr11ops.cli.goodput.read_history"),
         ("report -o page.html", "tr11ops.cli.handover.gather"),
         ("launch --dry-run", "tr11ops.cli.launch.check_launch"),
-        ("alerts list", "tr11ops.cli.alerts.current_alert_state"),
+        ("alerts list", "tr11ops.status.extra_observations.current_alert_state"),
         ("alerts digest", "tr11ops.cli.alerts.observe"),
         ("backup plan", "tr11ops.cli.backup_run.read_copies"),
         ("kill --dry-run", "tr11ops.cli.stopping.place_fault"),

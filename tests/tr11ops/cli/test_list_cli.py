@@ -100,7 +100,7 @@ def test_what_a_starting_run_lost_is_no_progress() -> None:
     for seen, words in ((starting, "31200/115311"), (snapshot(), "31219/115311")):
         run = ListedRun(Path("big"), status_of(seen, (), judge(seen, ())).document())
         [stop, _, line, *_] = list_lines(RunList.of([run]), seen.time)
-        assert stop == "to stop one: tr11 kill --run big"
+        assert stop == "to stop one: tr11 kill --run big --wait"
         assert words in line and line.endswith(
             "  big  (19 iterations again)" if seen is starting else "  big"
         )
@@ -205,7 +205,7 @@ def test_several_runs_say_whose_they_are_who_has_them_and_what_they_hold() -> No
     assert max(map(len, lines)) <= 80
     assert text.startswith(
         "4 runs: 2 need a person: a stalled (no alert yet), c stalled (ben@example.org has it);"
-        " d unknown, b healthy to stop one: tr11 kill --run b verdict"
+        " d unknown, b healthy to stop one: tr11 kill --run b --wait verdict"
     )
     assert (
         "All runs: 48 nodes" in text

@@ -512,6 +512,9 @@ def test_a_slow_node_stays_known_after_its_attempt_until_it_is_excluded_or_measu
     assert stopped.then == ("tr11 resume",)
     without_marker = (replace(ended("1007", age=60.0), end=None),)
     assert told(**{**off, "attempts": without_marker, "compute_times": times, "compute_before": ()})
+    first_step = tuple(replace(one, steps=1, recent=one.recent[:1]) for one in times)
+    short = {**off, "attempts": without_marker, "compute_times": first_step}
+    assert told(**short) == [stopped], "an attempt that was ended at once has measured nothing"
     excluded = (Exclusion(node="n02", since=NOW, owner="ann"),)
     assert told(**off, exclusions=excluded) == []
     assert told(**off, readmissions=(Readmission("n02", NOW + 1),)) == [], (

@@ -35,6 +35,7 @@ from tr11ops.observe.training_files import (
     EVENTS_KEPT,
     PHASES_HEAD_BYTES,
     PHASES_TAIL_BYTES,
+    last_measured,
     read_compute_times,
     read_corruptions,
     read_events,
@@ -309,11 +310,12 @@ def test_suspects_of_every_check_oldest_first(paths: RunPaths) -> None:
     assert isinstance(read_corruptions(paths), Unknown)
 
 
-def write_times(paths: RunPaths, rank: int, launch: int = 1) -> None:
-    times = ComputeTimes(
-        rank, f"n{rank // 8 + 1:02d}", launch, 1.7e9, 40, 10, {"forward": 0.5}, 0.6, 0, 0
-    )
-    write_json(paths.compute("7", rank), to_builtins(times))
+def write_times(
+    paths: RunPaths, rank: int, launch: int = 1, job_id: str = "7", steps: int = 10
+) -> None:
+    host = f"n{rank // 8 + 1:02d}"
+    times = ComputeTimes(rank, host, launch, 1.7e9, 40, steps, {"forward": 0.5}, 0.6, 0, 0)
+    write_json(paths.compute(job_id, rank), to_builtins(times))
 
 
 def test_the_ranks_own_compute_times_of_the_newest_launch(paths: RunPaths) -> None:
@@ -336,6 +338,16 @@ def test_the_ranks_own_compute_times_of_the_newest_launch(paths: RunPaths) -> No
     for path in paths.compute("7", 0).parent.iterdir():
         path.write_text("[]")
     assert isinstance(read_compute_times(paths, "7"), Unknown)
+
+
+def test_an_attempt_that_ended_at_once_hides_nothing_that_the_one_before_measured(
+    paths: RunPaths,
+) -> None:
+    write_times(paths, 0, job_id="7")
+    write_times(paths, 0, job_id="8", steps=1)
+    attempts = (Attempt("8", 6.0, None), Attempt("7", 5.0, None))
+    assert last_measured(paths, attempts) == read_compute_times(paths, "7") != ()
+    assert last_measured(paths, attempts[:1]) == ()
 
 
 def test_the_ends_of_launches(paths: RunPaths) -> None:

@@ -123,8 +123,8 @@ def test_what_the_watchdog_found_is_shown_before_the_first_look_as_past(place: P
     assert [row.cells[1] for row in table.rows] == ["was down", "unknown", "was healthy"]
     assert table.rows[2].cells[2] == "6 min", "since when, as it was known then"
     assert {row.cells[-1] for row in table.rows} == {"looking"}
-    assert table.rows[2].more == "the watchdog found it healthy 1 min ago; looking"
-    assert table.rows[1].more == "no watchdog has looked yet; looking"
+    assert table.rows[2].more == "b/main: the watchdog found it healthy 1 min ago; looking"
+    assert table.rows[1].more == "a/main: no watchdog has looked yet; looking"
     (run,) = api.runs_below(place.folder, "local")
     assert isinstance(run, api.Run)
     seen = LookedAt("c", "c/main", run.look())
@@ -377,7 +377,9 @@ def test_of_a_run_that_was_not_seen_it_is_said_why(place: Place) -> None:
 def test_enter_goes_from_runs_to_ranks_and_escape_back(place: Place) -> None:
     async def keys(app: Any, pilot: Any) -> None:
         assert [row[:2] for row in shown(app)] == [("small/main", "stalled, unwatched")]
-        assert more(app).startswith("stalled: ") and "; on call: no one named" in more(app)
+        assert more(app).startswith("small/main: stalled: ") and "; on call: no one named" in more(
+            app
+        )
         await pilot.press("enter")
         assert "small/main: attempts" in head(app)
         assert shown(app)[0][1:] == ("running", "2", "-")
