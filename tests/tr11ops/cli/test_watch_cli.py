@@ -183,6 +183,7 @@ def test_a_hang_is_seen_by_silence(bench: WatchBench) -> None:
 
 def test_what_cannot_be_told_yet_is_said_and_nothing_is_made(bench: WatchBench) -> None:
     bench.submit("exec sleep 600")
+    until(bench.log.is_file, "a log")  # the job's own: it would come back after it is removed
     bench.log.write_text("hello\n")
     answer = bench.watch()
     assert answer.code == 3
