@@ -39,6 +39,7 @@ NO_VERDICT = "it ended without a word"
 TIMED_OUT = "it was killed at its time limit"
 UNTOLD = frozenset({NO_VERDICT, TIMED_OUT})  # faults of which no one could say more
 OUT_OF_TIME = "the job's time limit left no time to train"
+LEAVING_SECONDS = 60.0  # for a job that is over to give its nodes back
 # ends that someone wanted, or that the next node may not meet: they tell nothing of a fault that
 # would come again
 WANTED = frozenset({JobState.CANCELLED, JobState.PREEMPTED, JobState.PENDING})
@@ -182,17 +183,21 @@ def checkpoint_before(attempt: Path) -> int | None:
 
 def _state_of(job_id: str, scheduler: Scheduler | None) -> JobState:
     """How a job ended, as far as the scheduler knows; one that it has forgotten, or that had none,
-    is over.
+    is over. One that still gives its nodes back is waited for: the next may start meanwhile.
     """
     if scheduler is None:
         return JobState.FAILED
-    try:
-        job = scheduler.job(job_id)
-    except SchedulerError:
-        return JobState.UNKNOWN
-    if job is None:
-        return JobState.FAILED
-    return job.state
+    until = time.monotonic() + LEAVING_SECONDS
+    while True:
+        try:
+            job = scheduler.job(job_id)
+        except SchedulerError:
+            return JobState.UNKNOWN
+        if job is None:
+            return JobState.FAILED
+        if job.state is not JobState.COMPLETING or time.monotonic() >= until:
+            return job.state
+        time.sleep(1.0)
 
 
 # ----------------------------------------------------------------------------- an older checkpoint

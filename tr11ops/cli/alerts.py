@@ -22,18 +22,10 @@ from tr11ops.alerts.changes import (
     send_test,
     send_what_waits,
 )
-from tr11ops.alerts.incidents import (
-    ACKNOWLEDGED,
-    ASSIGNED,
-    RESOLVED,
-    SNOOZED,
-)
+from tr11ops.alerts.incidents import ACKNOWLEDGED, ASSIGNED, RESOLVED, SNOOZED
 from tr11ops.alerts.mail_route import is_address
 from tr11ops.alerts.situation import RunSituation
-from tr11ops.alerts.state import (
-    Alert,
-    Incident,
-)
+from tr11ops.alerts.state import Alert, Incident
 from tr11ops.alerts.store import current_alert_state, incidents, kept_here, open_alerts
 from tr11ops.base.errors import NoSuchAlert, Refusal
 from tr11ops.base.observed import Unknown, known, observed

@@ -27,11 +27,7 @@ from tr11ops.backup.screen import (
 )
 from tr11ops.backup.service import rebuild
 from tr11ops.backup.survey import list_receipts
-from tr11ops.base.errors import (
-    Refusal,
-    Unobserved,
-    WrongUsage,
-)
+from tr11ops.base.errors import Refusal, Unobserved, WrongUsage
 from tr11ops.base.units import duration, size
 from tr11ops.cli.backup_restore import restore
 from tr11ops.cli.backup_run import (
@@ -48,15 +44,7 @@ from tr11ops.cli.backup_run import (
     run_copies,
 )
 from tr11ops.cli.common import directory_of, in_time, require_directory, say
-from tr11ops.cli.runner import (
-    DRY_RUN,
-    JSON,
-    YES,
-    Change,
-    Outcome,
-    RunContext,
-    carry_out,
-)
+from tr11ops.cli.runner import DRY_RUN, JSON, YES, Change, Outcome, RunContext, carry_out
 from tr11ops.logs.lines import plain
 from tr11ops.runcard.card import RunCard
 from tr11ops.rundir.claims import ClaimTaken, copy_claims

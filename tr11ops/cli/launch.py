@@ -22,15 +22,7 @@ from tr11ops.cli.launch_view import (
     shortage_notes,
     view_lines,
 )
-from tr11ops.cli.runner import (
-    DRY_RUN,
-    JSON,
-    REASON,
-    YES,
-    Change,
-    Outcome,
-    RunContext,
-)
+from tr11ops.cli.runner import DRY_RUN, JSON, REASON, YES, Change, Outcome, RunContext
 from tr11ops.cluster.arrays import expand
 from tr11ops.launch.facts import LaunchRequest
 from tr11ops.launch.foreign import open_questions

@@ -11,12 +11,7 @@ from tr11ops.base.errors import Refusal, WrongUsage
 from tr11ops.base.observed import cause
 from tr11ops.base.units import counted
 from tr11ops.cli import completion
-from tr11ops.cli.common import (
-    plain_text,
-    require_directory,
-    say,
-    timeout_option,
-)
+from tr11ops.cli.common import plain_text, require_directory, say, timeout_option
 from tr11ops.cli.nodes_check import (
     SCHEMA,
     NodesContext,

@@ -22,16 +22,7 @@ from tr11ops.base.errors import Refusal, Unobserved, WrongUsage
 from tr11ops.base.units import counted, duration
 from tr11ops.cli.common import AttemptOption, in_time, is_terminal, say, timeout_option
 from tr11ops.cli.progress import look_again
-from tr11ops.cli.runner import (
-    DRY_RUN,
-    JSON,
-    REASON,
-    SCHEDULER,
-    YES,
-    Change,
-    Outcome,
-    RunContext,
-)
+from tr11ops.cli.runner import DRY_RUN, JSON, REASON, SCHEDULER, YES, Change, Outcome, RunContext
 from tr11ops.cli.stopping import StopContext, put_request, record, run_to_stop, standing_lines
 from tr11ops.cluster.base import Scheduler
 from tr11ops.diagnose.stacks.collect import AskedAttempt, collect

@@ -9,16 +9,7 @@ from typing import Annotated
 from tr11ops.base.errors import Unobserved
 from tr11ops.base.observed import known, observed
 from tr11ops.cli.common import USUAL, hanging, plain_text, say
-from tr11ops.cli.runner import (
-    DRY_RUN,
-    JSON,
-    REASON,
-    SCHEDULER,
-    YES,
-    Change,
-    Outcome,
-    RunContext,
-)
+from tr11ops.cli.runner import DRY_RUN, JSON, REASON, SCHEDULER, YES, Change, Outcome, RunContext
 from tr11ops.cli.stopping import StopContext, record, require_switch, run_to_stop, standing_lines
 from tr11ops.cluster.arrays import covered, names_of, split
 from tr11ops.cluster.base import Job

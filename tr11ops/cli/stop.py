@@ -17,16 +17,7 @@ from tr11ops.base.errors import Late, Refusal, Unobserved
 from tr11ops.base.units import counted, duration
 from tr11ops.cli.common import say, timeout_option
 from tr11ops.cli.resume import Resumption, plan_resumption
-from tr11ops.cli.runner import (
-    DRY_RUN,
-    JSON,
-    REASON,
-    SCHEDULER,
-    YES,
-    Change,
-    Outcome,
-    RunContext,
-)
+from tr11ops.cli.runner import DRY_RUN, JSON, REASON, SCHEDULER, YES, Change, Outcome, RunContext
 from tr11ops.cli.stopping import (
     StopContext,
     StopWait,

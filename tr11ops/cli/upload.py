@@ -25,16 +25,7 @@ from tr11ops.cli.checkpoints_keep import resolve_step
 from tr11ops.cli.common import directory_of, say
 from tr11ops.cli.goodput import look_back
 from tr11ops.cli.progress import ByteProgress, by_file
-from tr11ops.cli.runner import (
-    DRY_RUN,
-    JSON,
-    SCHEDULER,
-    YES,
-    Change,
-    Outcome,
-    RunContext,
-    carry_out,
-)
+from tr11ops.cli.runner import DRY_RUN, JSON, SCHEDULER, YES, Change, Outcome, RunContext, carry_out
 from tr11ops.cli.trainer_child import SHARD_SIZE, ask_checkpoint_module, card_file
 from tr11ops.goodput.until_checkpoint import past_until
 from tr11ops.hub.base import DEFAULT_BRANCH, Repository, endpoint_of, find_credentials, hub_retries

@@ -18,15 +18,7 @@ from tr11ops.base.units import counted, duration, first_few
 from tr11ops.cluster.base import ACTIVE_STATES
 from tr11ops.runcard.find import CARD_FILE, SUBMISSIONS
 from tr11ops.rundir.paths import RunDirectory
-from tr11ops.status.published import (
-    cares_of,
-    list_of,
-    on_call_of,
-    rows,
-    table,
-    text,
-    word_of,
-)
+from tr11ops.status.published import cares_of, list_of, on_call_of, rows, table, text, word_of
 from tr11ops.status.run_use import RunUse, UseTotal, total_use
 from tr11ops.watchdog.verdict import VerdictWord
 from trainer.contract.documents import document

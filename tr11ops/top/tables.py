@@ -18,12 +18,7 @@ from tr11ops.base.observed import known
 from tr11ops.base.units import duration
 from tr11ops.detect.node_progress import NodeProgress, short_name
 from tr11ops.status.published import word_of
-from tr11ops.status.run_list import (
-    ListedRun,
-    RunList,
-    kept_words,
-    unwatched,
-)
+from tr11ops.status.run_list import ListedRun, RunList, kept_words, unwatched
 from tr11ops.watchdog.verdict import EXIT_CODES
 from trainer.contract.record import Record
 from trainer.contract.units import shortened

@@ -22,12 +22,7 @@ from tr11ops.base.observed import Unknown, cause, known, observed
 from tr11ops.cluster.arrays import covers
 from tr11ops.cluster.base import Job, JobState, Scheduler
 from tr11ops.cluster.pending_reasons import is_held as job_is_held
-from tr11ops.nodes.queue_exclusions import (
-    ExclusionResult,
-    RunQueue,
-    exclude_nodes,
-    include_nodes,
-)
+from tr11ops.nodes.queue_exclusions import ExclusionResult, RunQueue, exclude_nodes, include_nodes
 from tr11ops.observe.jobs import own_jobs_now
 from tr11ops.observe.snapshot import Snapshot
 from tr11ops.queue.held_jobs import hold, release

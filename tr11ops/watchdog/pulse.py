@@ -42,14 +42,7 @@ from tr11ops.watchdog.actions import Plan
 from tr11ops.watchdog.apply import Done, RunEffects, as_it_would_go, carry_out, settle
 from tr11ops.watchdog.bring_back import bring_back
 from tr11ops.watchdog.context import read_policy_context
-from tr11ops.watchdog.log_lines import (
-    Remark,
-    State,
-    lines,
-    remarks,
-    state_of,
-    without_told_alert,
-)
+from tr11ops.watchdog.log_lines import Remark, State, lines, remarks, state_of, without_told_alert
 from tr11ops.watchdog.policy import plan
 from tr11ops.watchdog.repairs import note_out_of_service, out_of_service
 from tr11ops.watchdog.rules import progress

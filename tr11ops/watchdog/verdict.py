@@ -13,13 +13,7 @@ from msgspec.structs import replace
 from tr11ops.base.observed import Unknown, known
 from tr11ops.base.units import counted, duration
 from tr11ops.cluster.base import Job, JobState
-from tr11ops.cluster.pending_reasons import (
-    Cause,
-    JobReason,
-    Wait,
-    held_words,
-    reason_of_job,
-)
+from tr11ops.cluster.pending_reasons import Cause, JobReason, Wait, held_words, reason_of_job
 from tr11ops.detect.detector import (
     STANDS_STILL,
     Finding,

@@ -14,7 +14,7 @@ from msgspec.structs import replace
 
 from tests.tr11ops.agent.queues import Queue, job
 from tests.tr11ops.launch.run_inputs import write_card
-from tr11ops.agent import early
+from tr11ops.agent import breaker, early
 from tr11ops.agent.breaker import (
     NO_VERDICT,
     TIMED_OUT,
@@ -175,6 +175,27 @@ def test_an_end_that_was_wanted_or_has_not_come_is_no_fault(directory: RunDirect
     assert burned == (Burned("4", "node n4"), Burned("1", TIMED_OUT))
     assert why_not_begin(burned, 2) == ""  # another node is the cure
     assert why_not_begin((), 1) == ""
+
+
+def test_a_job_that_still_gives_its_nodes_back_is_waited_for(
+    directory: RunDirectory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Slurm may start the next task before: it would not know that the one before it burned too."""
+    killed(directory, "4", 4.0, None)
+    ends = Ends(job4=JobState.COMPLETING)
+    waited: list[float] = []
+
+    def sleep(seconds: float) -> None:
+        waited.append(seconds)
+        if len(waited) == 3:
+            ends.states["4"] = JobState.NODE_FAIL
+
+    monkeypatch.setattr(breaker.time, "sleep", sleep)
+    assert read_burned(directory, "5", ends) == (Burned("4", "node n4"),)  # type: ignore[arg-type]
+    assert len(waited) == 3
+    ends.states["4"] = JobState.COMPLETING
+    monkeypatch.setattr(breaker, "LEAVING_SECONDS", 0.0)
+    assert read_burned(directory, "5", ends) == (), "one that never comes to its end is not known"  # type: ignore[arg-type]
 
 
 def test_a_job_that_slurm_starts_again_is_known_by_the_nodes_it_had(directory: RunDirectory):

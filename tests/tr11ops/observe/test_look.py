@@ -553,7 +553,7 @@ def test_the_embedded_scheduler_with_nine_thousand_queued_tasks(
     assert (job.raw_id, len(job.pending_tasks), job.state) == (job_id, 9000, JobState.PENDING)
     assert len(seen.namesakes) == 1
     verdict = judge(seen, detect_all(seen))
-    assert (verdict.word, "JobHeldUser" in verdict.why) == (VerdictWord.DOWN, True)
+    assert (verdict.word, "9,000 tasks of job" in verdict.why) == (VerdictWord.DOWN, True)
     local.release(job_id)
     deadline = time.monotonic() + 300
     while True:  # the scheduler's own process takes note of the release a moment later
