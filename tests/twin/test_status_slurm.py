@@ -124,7 +124,7 @@ def test_an_array_runs_hangs_and_its_rest_is_held(run: Run, twin: Twin) -> None:
     run.slurm.cancel(f"{job_id}_1")
     # Held by User or Admin, depending on who runs the tests. Until task 1 has left its nodes, that
     # is said first.
-    run.wait(lambda seen, verdict: verdict.word is VerdictWord.DOWN and "JobHeld" in verdict.why)
+    run.wait(lambda seen, verdict: verdict.word is VerdictWord.DOWN and " held" in verdict.why)
     run.slurm.release(job_id)
     run.wait(lambda seen, verdict: verdict.word in {VerdictWord.QUEUED, VerdictWord.STARTING})
     run.slurm.cancel(job_id)

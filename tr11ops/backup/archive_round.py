@@ -35,12 +35,7 @@ from tr11ops.backup.ledger import (
 from tr11ops.backup.log_copies import copy_logs
 from tr11ops.backup.ownership import give_id, is_proven, owner_of, stranger_fault, unproven_fault
 from tr11ops.backup.reread import ReadHistory, read_files
-from tr11ops.backup.round_values import (
-    CARDS_ARCHIVES,
-    ArchiveTally,
-    BackupContext,
-    RoundRequest,
-)
+from tr11ops.backup.round_values import CARDS_ARCHIVES, ArchiveTally, BackupContext, RoundRequest
 from tr11ops.backup.source import CopySource, read_source
 from tr11ops.backup.survey import Survey, bring_in_line, is_well, receipt_path, records_of, survey
 from tr11ops.base.errors import (

@@ -22,12 +22,7 @@ import httpx2
 from tr11ops.backup.base import Pieces, RemoteFile, Unread
 from tr11ops.backup.folder import Owner
 from tr11ops.backup.ownership import RunMarker
-from tr11ops.backup.remote_http import (
-    BucketClient,
-    error_of_status,
-    error_of_token,
-    message_of,
-)
+from tr11ops.backup.remote_http import BucketClient, error_of_status, error_of_token, message_of
 from tr11ops.backup.upload_sessions import UploadSession, UploadSessions, session_key
 from tr11ops.base.errors import (
     ArchiveError,

@@ -22,7 +22,8 @@ def list_lines(shown: RunList, now: float) -> Iterator[str]:
     if len(shown.runs) > 1:
         yield from wrapped(shown.sentence)
     for run in shown.runs:
-        if run.word in MOVING:
+        # one of another trainer may be only watched
+        if run.word in MOVING and run.told.get("trainer") is None:
             yield f"to stop one: {command_for(str(run.directory), 'kill --wait')}"
             break
     yield TITLES
