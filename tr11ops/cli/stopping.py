@@ -281,11 +281,12 @@ def standing_lines(run: StopContext, view: StopView, saves: str = "") -> list[st
         checkpoint = run.card.checkpoint_label(view.checkpoint)
     if saves:
         checkpoint = f"{saves}; on disk now: {checkpoint}"
-    lines = [
-        f"iteration:  {'none yet' if view.iteration is None else view.iteration}{finished}",
-        f"checkpoint: {checkpoint}",
-    ]
-    return lines["iteration" in saves :]  # it is said there
+    lines = []
+    if "iteration" not in saves:  # else it is said there
+        lines.append(
+            f"iteration:  {'none yet' if view.iteration is None else view.iteration}{finished}"
+        )
+    return [*lines, f"checkpoint: {checkpoint}"]
 
 
 def way_on(run: StopContext, view: StopView) -> str:

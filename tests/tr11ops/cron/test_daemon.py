@@ -228,7 +228,7 @@ def test_a_clock_that_is_set_back_by_hours_starts_the_job_soon(
 def test_an_attempt_that_ends_is_looked_at_before_the_next_point(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A run went down, and nobody was told of it for almost five minutes."""
+    """A run went down, and no one was told of it for almost five minutes."""
     monkeypatch.setattr(module, "TICK_SECONDS", 0.02)
     directory = run_directory(tmp_path)
     attempt = directory.paths.attempt("12")
